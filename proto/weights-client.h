@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PROTO_WEIGHTS_CLIENT_H
+#define PROTO_WEIGHTS_CLIENT_H
+
+/*
+ * The client of weightd's socket: workerd's, weightctl's and anybody's. Blocking calls on one
+ * connection, plain C structs out; a client belongs to one thread at a time. Every string and array
+ * a call returns belongs to its result, whose _fini frees it.
+ *
+ * Errors of every call: -EPROTO, -EBADMSG (the peer broke the protocol), -ECONNRESET (weightd
+ * went), -ETIMEDOUT, or the code of weightd's refusal; ret_err has the sentence for the user.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct weights_client;
+
+enum weights_client_role { WEIGHTS_CLIENT_WORKER = 1, WEIGHTS_CLIENT_CONTROL = 2 };
+
+struct weights_client_heap {
+	uint64_t n_bytes;
+	bool device_local;
+	uint64_t weights_bytes;
+	uint64_t budget_bytes; /* 0: the driver does not say */
+	uint64_t usage_bytes;
+};
+
+struct weights_client_device {
+	uint8_t uuid[16];
+	uint8_t driver_uuid[16];
+	char name[256];
+	bool software;
+	uint32_t n_heaps;
+	struct weights_client_heap heaps[16];
+};
+
+enum weights_client_handle { WEIGHTS_CLIENT_OPAQUE_FD = 1, WEIGHTS_CLIENT_MEMFD = 2 };
+
+/* What an importer must repeat to Vulkan; see Allocation in weightd.proto. */
+struct weights_client_alloc {
+	uint32_t index;
+	uint64_t n_bytes;
+	uint64_t buffer_bytes;
+	uint32_t handle_type; /* enum weights_client_handle */
+	uint32_t memory_type_index;
+	bool dedicated;
+	uint32_t placement; /* enum manifest_placement */
+	uint64_t inode;
+	uint64_t dev;
+	int fd; /* owned by the holder of this struct until taken; -1 in status */
+};
+
+/* A lease's worth of a generation. */
+struct weights_client_acquired {
+	uint64_t generation;
+	int manifest_fd;
+	uint32_t n_allocs;
+	struct weights_client_alloc *allocs;
+};
+
+void weights_client_acquired_fini(struct weights_client_acquired *a);
+
+struct weights_client_generation {
+	uint64_t id;
+	const char *state; /* "loading", "ready", "draining", "held", "lost" */
+	char *origin;
+	char *path;
+	char *architecture;
+	char *format;
+	uint64_t n_parameters;
+	uint64_t file_bytes;
+	uint64_t weights_bytes;
+	uint64_t manifest_bytes;
+	uint64_t loaded_bytes;
+	uint64_t load_ns;
+	uint32_t n_leases;
+	uint32_t n_tensors;
+	uint32_t n_allocs;
+	struct weights_client_alloc *allocs;
+};
+
+struct weights_client_model {
+	char *name;
+	uint32_t n_generations;
+	struct weights_client_generation *generations;
+};
+
+struct weights_client_lease {
+	char *model;
+	uint64_t generation;
+	uint64_t age_ns;
+};
+
+struct weights_client_report {
+	uint64_t kv_bytes;
+	uint64_t scratch_bytes;
+	uint64_t io_bytes;
+	uint32_t n_sessions;
+	uint64_t attach_ns;
+	const char *socket; /* NULL in a status of a peer without a report */
+};
+
+struct weights_client_peer {
+	int32_t pid;
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t role; /* enum weights_client_role, 0 before Hello */
+	uint32_t n_leases;
+	struct weights_client_lease *leases;
+	struct weights_client_report report;
+	bool has_report;
+};
+
+struct weights_client_status {
+	int32_t pid;
+	char *build;
+	uint64_t uptime_ns;
+	struct weights_client_device device;
+	uint32_t n_models;
+	struct weights_client_model *models;
+	uint32_t n_peers;
+	struct weights_client_peer *peers;
+};
+
+void weights_client_status_fini(struct weights_client_status *s);
+
+enum weights_client_event_kind {
+	WEIGHTS_CLIENT_PROGRESS = 1,
+	WEIGHTS_CLIENT_READY,
+	WEIGHTS_CLIENT_FAILED,
+	WEIGHTS_CLIENT_UNLOADED,
+	WEIGHTS_CLIENT_ATTACHED,
+	WEIGHTS_CLIENT_DETACHED,
+};
+
+/* Strings are borrowed for the time of the callback. */
+struct weights_client_event {
+	enum weights_client_event_kind kind;
+	const char *model;
+	uint64_t generation;
+	uint64_t loaded_bytes;
+	uint64_t total_bytes;
+	const char *text;
+	int32_t pid;
+};
+
+typedef void (*weights_client_event_fn)(const struct weights_client_event *event, void *userdata);
+
+/* Connects and says Hello. path NULL: weights_client_default_path. */
+int must_check weights_client_new(const char *path, enum weights_client_role role,
+	struct err *ret_err, struct weights_client **ret_client);
+
+/* Closes the connection, which ends its leases. Accepts NULL; returns NULL. */
+struct weights_client *weights_client_free(struct weights_client *c);
+
+/* $WEIGHTD_SOCKET, else $XDG_RUNTIME_DIR/weightd.sock, else /run/weightd/weightd.sock. */
+int must_check weights_client_default_path(char *ret_path, uint32_t n_bytes);
+
+/* weightd's device, as Hello said. Borrowed. */
+const struct weights_client_device *weights_client_get_device(const struct weights_client *c);
+
+/* The connection's fd, for a poll loop: readable means weights_client_dispatch has something. */
+int weights_client_get_fd(const struct weights_client *c);
+
+/* Where events go that arrive during any call. */
+void weights_client_set_event_fn(
+	struct weights_client *c, weights_client_event_fn fn, void *userdata);
+
+/* A lease on the newest ready generation; waits while it loads. uuids are 16 bytes each. */
+int must_check weights_client_acquire(struct weights_client *c, const char *model,
+	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
+	struct weights_client_acquired *ret_acquired);
+
+/* fd (borrowed): the opened model file. Returns when the model is ready. */
+int must_check weights_client_load(struct weights_client *c, const char *name, const char *path,
+	int fd, bool replace, struct err *ret_err, uint64_t *ret_generation);
+
+int must_check weights_client_unload(
+	struct weights_client *c, const char *name, struct err *ret_err);
+
+/* models alone are filled by list; everything by status. */
+int must_check weights_client_list(
+	struct weights_client *c, struct err *ret_err, struct weights_client_status *ret_status);
+int must_check weights_client_status(
+	struct weights_client *c, struct err *ret_err, struct weights_client_status *ret_status);
+
+int must_check weights_client_watch(struct weights_client *c, struct err *ret_err);
+
+int must_check weights_client_report(
+	struct weights_client *c, const struct weights_client_report *report, struct err *ret_err);
+
+/* Reads what is there without blocking and calls the event function; -ECONNRESET: weightd went. */
+int must_check weights_client_dispatch(struct weights_client *c, struct err *ret_err);
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PROTO_WORKER_CLIENT_H
+#define PROTO_WORKER_CLIENT_H
+
+/*
+ * The client of workerd's socket. Blocking calls on one connection, plain C structs out; a client
+ * belongs to one thread at a time. Errors as in proto/weights-client.h.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct worker_client;
+
+/* Connects and says Hello. path NULL: worker_client_default_path. */
+int must_check worker_client_new(
+	const char *path, struct err *ret_err, struct worker_client **ret_client);
+
+struct worker_client *worker_client_free(struct worker_client *c);
+
+/* $WORKERD_SOCKET, else $XDG_RUNTIME_DIR/workerd.sock, else /run/weightd/workerd.sock. */
+int must_check worker_client_default_path(char *ret_path, uint32_t n_bytes);
+
+/* What Hello said; strings borrowed. */
+struct worker_client_info {
+	const char *model;
+	uint64_t generation;
+	uint32_t n_ctx;
+	bool has_chat_template;
+};
+
+const struct worker_client_info *worker_client_get_info(const struct worker_client *c);
+int worker_client_get_fd(const struct worker_client *c);
+
+int must_check worker_client_open_session(
+	struct worker_client *c, struct err *ret_err, uint64_t *ret_session);
+int must_check worker_client_close_session(
+	struct worker_client *c, uint64_t session, struct err *ret_err);
+
+int must_check worker_client_append_text(struct worker_client *c, uint64_t session,
+	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,
+	uint32_t *ret_n_total);
+int must_check worker_client_append_tokens(struct worker_client *c, uint64_t session,
+	const uint32_t *ids, uint32_t n_ids, struct err *ret_err, uint32_t *ret_n_total);
+
+struct worker_client_message {
+	const char *role;
+	const char *content;
+	uint32_t n_content_bytes;
+};
+
+/* Rendered by the model's template, with the generation prompt. */
+int must_check worker_client_append_chat(struct worker_client *c, uint64_t session,
+	const struct worker_client_message *messages, uint32_t n_messages, struct err *ret_err,
+	uint32_t *ret_n_total);
+
+struct worker_client_sampling {
+	float temperature;
+	uint32_t top_k;
+	float top_p;
+	float min_p;
+	float repeat_penalty;
+	uint32_t repeat_last_n;
+	uint64_t seed;
+	bool has_seed;
+};
+
+struct worker_client_generate {
+	uint32_t n_predict;
+	struct worker_client_sampling sampling;
+	const char *const *stop;
+	uint32_t n_stop;
+	bool ignore_eos;
+};
+
+enum worker_client_reason {
+	WORKER_CLIENT_STOP = 1,
+	WORKER_CLIENT_LENGTH = 2,
+	WORKER_CLIENT_CANCELLED = 3,
+	WORKER_CLIENT_FAILED = 4,
+};
+
+struct worker_client_finished {
+	enum worker_client_reason reason;
+	char text[512]; /* of FAILED */
+	uint32_t prompt_tokens;
+	uint32_t generated_tokens;
+	uint32_t cached_tokens;
+	uint64_t prompt_ns;
+	uint64_t generate_ns;
+	uint64_t seed;
+};
+
+/* text is borrowed for the call. Returning false cancels the generation. */
+typedef bool (*worker_client_token_fn)(
+	uint32_t id, const char *text, uint32_t n_bytes, void *userdata);
+
+/* Streams tokens into fn until Finished. */
+int must_check worker_client_generate(struct worker_client *c, uint64_t session,
+	const struct worker_client_generate *g, worker_client_token_fn fn, void *userdata,
+	struct err *ret_err, struct worker_client_finished *ret_finished);
+
+/* Sends a Cancel; only useful from within a token callback or for another session. */
+int must_check worker_client_cancel(struct worker_client *c, uint64_t session, struct err *ret_err);
+int must_check worker_client_truncate(
+	struct worker_client *c, uint64_t session, uint32_t n_tokens, struct err *ret_err);
+
+/* *ret_ids is allocated (free it), [*ret_n_ids] u32. */
+int must_check worker_client_tokenize(struct worker_client *c, const char *text, uint32_t n_bytes,
+	bool parse_special, struct err *ret_err, uint32_t **ret_ids, uint32_t *ret_n_ids);
+
+/* *ret_text is allocated (free it) and NUL-terminated behind n_bytes. */
+int must_check worker_client_detokenize(struct worker_client *c, const uint32_t *ids,
+	uint32_t n_ids, struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes);
+
+struct worker_client_role {
+	char name[32];
+	uint64_t requested_bytes;
+	uint64_t placed_bytes;
+	uint64_t spilled_bytes;
+};
+
+struct worker_client_status {
+	int32_t pid;
+	uint64_t uptime_ns;
+	char model[128];
+	uint64_t generation;
+	char device[256];
+	bool software;
+	uint64_t weights_bytes;
+	uint32_t n_roles;
+	struct worker_client_role roles[8];
+	uint32_t n_sessions;
+	uint32_t max_sessions;
+	uint32_t n_ctx;
+	uint64_t attach_ns;
+	uint64_t ready_ns;
+	uint64_t first_token_ns;
+	uint64_t prompt_tokens;
+	uint64_t generated_tokens;
+	uint32_t n_dispatches;
+	bool weightd_connected;
+};
+
+int must_check worker_client_status(
+	struct worker_client *c, struct err *ret_err, struct worker_client_status *ret_status);
+
+#endif

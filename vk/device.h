@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VK_DEVICE_H
+#define VK_DEVICE_H
+
+/*
+ * One Vulkan instance, physical and logical device and compute queue. Every Vk* type stays inside
+ * vk/ (vk/vulkan-internal.h); the rest of the project sees addresses, bytes and tickets.
+ *
+ * A device and all that is made from it belongs to one thread at a time.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct vk_device;
+
+/* The one condition of this room: the GPU was reset or lost; everything must be made anew. */
+enum { VK_DEVICE_LOST = 1 };
+
+enum { VK_DEVICE_MAX_HEAPS = 16 };
+
+struct vk_device_heap {
+	uint64_t n_bytes;
+	bool device_local;
+	uint64_t budget_bytes; /* VK_EXT_memory_budget, else n_bytes */
+	uint64_t usage_bytes;  /* this process's; 0 where the driver does not say */
+};
+
+struct vk_device_info {
+	char name[256];
+	char driver[256]; /* name and version, for people */
+	uint8_t uuid[16];
+	uint8_t driver_uuid[16];
+	uint32_t vendor_id;
+	bool is_software;
+	uint32_t subgroup_size;
+	uint32_t max_push_bytes;
+	uint32_t max_shared_bytes;
+	uint64_t max_alloc_bytes; /* maxMemoryAllocationSize, also capped by maxBufferSize */
+	uint64_t import_align;    /* minImportedHostPointerAlignment, 0 without the extension */
+	bool has_memory_budget;
+	bool has_export_fd; /* opaque fds of device-local buffers export and import */
+	float ns_per_tick;  /* timestamps; 0 where the queue has none */
+	uint32_t n_heaps;
+	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
+};
+
+/*
+ * select: "auto" (discrete, then integrated, then software), "software", a number (index in
+ * vkEnumeratePhysicalDevices), or a device UUID of 32 hex digits, dashes allowed. Refused with a
+ * sentence that lists what is there: -ENODEV (none fits, no loader or driver), -EINVAL (select is
+ * none of these), -ENOTSUP (a required feature is missing, named: Vulkan 1.3 compute with
+ * bufferDeviceAddress, timelineSemaphore, 8- and 16-bit storage, shaderFloat16, shaderInt8,
+ * subgroup arithmetic, VK_KHR_external_memory_fd).
+ *
+ * With WEIGHTD_VALIDATION=1 in the environment the validation layer is on and its errors go to
+ * stderr as "validation: ..."; with =abort the first one ends the process.
+ */
+int must_check vk_device_new(
+	const char *select, struct err *ret_err, struct vk_device **ret_device);
+
+/* Everything made from it must be gone. Waits until idle. Accepts NULL; returns NULL. */
+struct vk_device *vk_device_free(struct vk_device *d);
+
+const struct vk_device_info *vk_device_get_info(const struct vk_device *d);
+
+/* Asks the driver again for budget and usage. ret_heaps has info.n_heaps rows. */
+void vk_device_query_heaps(
+	const struct vk_device *d, struct vk_device_heap ret_heaps[VK_DEVICE_MAX_HEAPS]);
+
+#endif

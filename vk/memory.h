@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VK_MEMORY_H
+#define VK_MEMORY_H
+
+/*
+ * One VkDeviceMemory with one VkBuffer over all of it and its 64-bit device address. Everything
+ * else is a slice, a value. Nothing here is ever reached through a host pointer except the
+ * host-visible roles, mapped for their whole life.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct vk_device;
+struct vk_memory;
+
+/*
+ * What memory is for decides its heap:
+ *	weights  device-local, exportable by weightd, imported by workers
+ *	kv       device-local, exportable
+ *	scratch  device-local, never mappable, never exported
+ *	staging  host-visible, coherent: file -> device
+ *	io       host-visible, coherent, cached where there is such a type: ids in, logits out
+ */
+enum vk_memory_role {
+	VK_MEMORY_WEIGHTS,
+	VK_MEMORY_KV,
+	VK_MEMORY_SCRATCH,
+	VK_MEMORY_STAGING,
+	VK_MEMORY_IO,
+	VK_MEMORY_N_ROLES,
+};
+
+/* Names for people: "weights", "kv", "scratch", "staging", "io". */
+const char *vk_memory_role_name(enum vk_memory_role role);
+
+struct vk_memory_params {
+	enum vk_memory_role role;
+	uint64_t n_bytes;   /* > 0, at most info.max_alloc_bytes */
+	bool is_exportable; /* weights and kv only */
+	const char *name;   /* for errors and the validation layer; copied */
+};
+
+/*
+ * Allocates. For the device-local roles the type with DEVICE_LOCAL and, where there is a choice,
+ * without HOST_VISIBLE in the largest heap is taken (a small BAR heap is never taken for the big
+ * one). What had to go to another heap counts as spilled. Fails with -ENOMEM and figures in
+ * ret_err, -EINVAL for bytes beyond the device's limit, VK_DEVICE_LOST.
+ */
+int must_check vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
+	struct err *ret_err, struct vk_memory **ret_memory);
+
+/* No submitted work may use it any more. Accepts NULL; returns NULL. */
+struct vk_memory *vk_memory_free(struct vk_memory *m);
+
+uint64_t vk_memory_get_address(const struct vk_memory *m); /* 256-byte aligned */
+uint64_t vk_memory_get_bytes(const struct vk_memory *m);
+const char *vk_memory_get_name(const struct vk_memory *m);
+uint32_t vk_memory_get_type_index(const struct vk_memory *m);
+uint32_t vk_memory_get_heap_index(const struct vk_memory *m);
+
+/*
+ * The host pointer of a staging or io memory, valid as long as the memory. For the other roles
+ * -EPERM, and ret_err names the memory.
+ */
+int must_check vk_memory_map(struct vk_memory *m, struct err *ret_err, void **ret_pointer);
+
+/* A part of a memory, by value; the memory must outlive it. */
+struct vk_slice {
+	struct vk_memory *memory;
+	uint64_t offset;
+	uint64_t n_bytes;
+};
+
+static inline uint64_t vk_memory_slice_address(const struct vk_slice *s)
+{
+	return vk_memory_get_address(s->memory) + s->offset;
+}
+
+/* Bytes by role, of one device object. requested = placed + spilled. */
+struct vk_memory_counter {
+	uint64_t requested_bytes;
+	uint64_t placed_bytes;
+	uint64_t spilled_bytes;
+	uint64_t imported_bytes; /* of other processes' memory; not in requested */
+};
+
+void vk_memory_get_counters(
+	const struct vk_device *d, struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES]);
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_KV_H
+#define WORKERD_KV_H
+
+/*
+ * The KV cache: one pool of pages and a page table a session slot. A page holds the keys and values
+ * of KV_PAGE_TOKENS positions in every layer; table entries are 64-bit device addresses in io
+ * memory, so that recorded commands stay valid when pages move.
+ *
+ *	page: [n_layers][2: k, v][KV_PAGE_TOKENS][n_head_kv * head_dim] f16
+ *	table: [n_slots][n_slot_pages] u64, 0 where there is no page
+ *
+ * Engine thread. Pages are cleared before a session gets them: no session reads another's.
+ */
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct kv;
+struct vk_device;
+
+enum { KV_PAGE_TOKENS = 32 };
+
+struct kv_params {
+	uint32_t n_layers;
+	uint32_t n_head_kv;
+	uint32_t head_dim; /* of k and of v */
+	uint32_t n_slots;
+	uint32_t n_ctx;    /* tokens a slot can hold */
+	uint64_t n_tokens; /* of the pool, rounded up to pages */
+};
+
+int must_check kv_new(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
+	struct kv **ret_kv);
+struct kv *kv_free(struct kv *kv);
+
+/* A free slot; -EAGAIN with the number of slots when there is none. */
+int must_check kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot);
+void kv_close(struct kv *kv, uint32_t slot);
+
+/* Pages for positions [0, n_tokens) of the slot. -ENOSPC with the figures. */
+int must_check kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
+
+/* Gives back the pages behind the first n_tokens. */
+void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);
+
+const struct kv_params *kv_get_params(const struct kv *kv);
+uint64_t kv_get_table_address(const struct kv *kv); /* [n_slots][n_slot_pages] u64 */
+uint32_t kv_get_slot_pages(const struct kv *kv);
+uint64_t kv_get_bytes(const struct kv *kv); /* of the pool */
+uint32_t kv_get_free_pages(const struct kv *kv);
+
+#endif
