@@ -13,6 +13,10 @@
  *
  * Strings are {offset, length} into MANIFEST_STRINGS, not NUL-terminated, any bytes.
  * All structs here are the format: fields only move with MANIFEST_VERSION.
+ *
+ * A model without a tokenizer (MANIFEST_TOKENIZER_NONE) has empty TOKENS, TOKEN_HASH, BYTE_TOKENS,
+ * MERGES and SPECIALS; with one, TOKENS has hparams.n_vocab rows and each hash table at least one
+ * empty slot, which is what ends a probe.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,6 +31,19 @@ enum {
 	MANIFEST_ALIGN = 16,
 	MANIFEST_MAX_BYTES = 1 << 30,
 	MANIFEST_NONE = 0xffffffffu, /* no such id */
+};
+
+/* Caps of what a model may ask for, several times what published models do. */
+enum {
+	MANIFEST_MAX_LAYERS = 1024,
+	MANIFEST_MAX_CTX = 1 << 26,
+	MANIFEST_MAX_EMBD = 1 << 17,
+	MANIFEST_MAX_FF = 1 << 20,
+	MANIFEST_MAX_HEADS = 1024,
+	MANIFEST_MAX_HEAD_DIM = 1024,
+	MANIFEST_MAX_VOCAB = 1 << 22,
+	MANIFEST_MAX_EXPERTS = 4096,
+	MANIFEST_MAX_ALLOCS = 4096, /* a descriptor each */
 };
 
 enum manifest_section_kind {

@@ -8,7 +8,8 @@
  * a call returns belongs to its result, whose _fini frees it.
  *
  * Errors of every call: -EPROTO, -EBADMSG (the peer broke the protocol), -ECONNRESET (weightd
- * went), -ETIMEDOUT, or the code of weightd's refusal; ret_err has the sentence for the user.
+ * went), -ETIMEDOUT, or the code of weightd's refusal; ret_err has the sentence for the user. After
+ * any of these but a refusal the client is good for weights_client_free only.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -153,6 +154,10 @@ typedef void (*weights_client_event_fn)(const struct weights_client_event *event
 int must_check weights_client_new(const char *path, enum weights_client_role role,
 	struct err *ret_err, struct weights_client **ret_client);
 
+/* The same over a connected SOCK_SEQPACKET socket, which it owns (closed on failure too). */
+int must_check weights_client_new_connected(int fd, enum weights_client_role role,
+	struct err *ret_err, struct weights_client **ret_client);
+
 /* Closes the connection, which ends its leases. Accepts NULL; returns NULL. */
 struct weights_client *weights_client_free(struct weights_client *c);
 
@@ -165,7 +170,7 @@ const struct weights_client_device *weights_client_get_device(const struct weigh
 /* The connection's fd, for a poll loop: readable means weights_client_dispatch has something. */
 int weights_client_get_fd(const struct weights_client *c);
 
-/* Where events go that arrive during any call. */
+/* Where events go that arrive during any call. The function must not call the client. */
 void weights_client_set_event_fn(
 	struct weights_client *c, weights_client_event_fn fn, void *userdata);
 

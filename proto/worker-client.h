@@ -18,6 +18,10 @@ struct worker_client;
 int must_check worker_client_new(
 	const char *path, struct err *ret_err, struct worker_client **ret_client);
 
+/* The same over a connected SOCK_STREAM socket, which it owns (closed on failure too). */
+int must_check worker_client_new_connected(
+	int fd, struct err *ret_err, struct worker_client **ret_client);
+
 struct worker_client *worker_client_free(struct worker_client *c);
 
 /* $WORKERD_SOCKET, else $XDG_RUNTIME_DIR/workerd.sock, else /run/weightd/workerd.sock. */
@@ -39,6 +43,7 @@ int must_check worker_client_open_session(
 int must_check worker_client_close_session(
 	struct worker_client *c, uint64_t session, struct err *ret_err);
 
+/* With the model's BOS token where the model wants one. */
 int must_check worker_client_append_text(struct worker_client *c, uint64_t session,
 	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,
 	uint32_t *ret_n_total);
@@ -93,11 +98,14 @@ struct worker_client_finished {
 	uint64_t seed;
 };
 
-/* text is borrowed for the call. Returning false cancels the generation. */
+/*
+ * text is borrowed for the call. Returning false cancels the generation: fn is not called again.
+ * From within, worker_client_cancel is the only call allowed on the client.
+ */
 typedef bool (*worker_client_token_fn)(
 	uint32_t id, const char *text, uint32_t n_bytes, void *userdata);
 
-/* Streams tokens into fn until Finished. */
+/* Streams tokens into fn until Finished. At most 16 stops. */
 int must_check worker_client_generate(struct worker_client *c, uint64_t session,
 	const struct worker_client_generate *g, worker_client_token_fn fn, void *userdata,
 	struct err *ret_err, struct worker_client_finished *ret_finished);
