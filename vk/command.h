@@ -17,12 +17,15 @@ struct vk_device;
 struct vk_command;
 struct vk_pipeline;
 
-/* n_stamps: timestamp slots to write, 0 for none. */
+/*
+ * n_stamps: timestamp slots to write, 0 for none. -ENOTSUP where the queue has no timestamps,
+ * -ENOMEM, VK_DEVICE_LOST.
+ */
 int must_check vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
 	struct vk_command **ret_command);
 struct vk_command *vk_command_free(struct vk_command *c);
 
-/* Starts recording anew. */
+/* Starts recording anew. A command that still runs is an error, kept for vk_command_end. */
 void vk_command_begin(struct vk_command *c);
 
 /* Grid in workgroups. push is copied. A dispatch does not wait for the one before: see barrier. */
@@ -53,7 +56,10 @@ void vk_command_stamp(struct vk_command *c, uint32_t stamp);
 
 int must_check vk_command_end(struct vk_command *c, struct err *ret_err);
 
-/* After the submission is done: slot values in nanoseconds, [n_stamps]. */
+/*
+ * After the submission is done: slot values in nanoseconds, [n_stamps]. -EAGAIN when a slot was not
+ * written, or nothing was submitted since begin; VK_DEVICE_LOST.
+ */
 int must_check vk_command_get_stamps(struct vk_command *c, uint64_t *ret_ns);
 
 /* Dispatches recorded since begin. */

@@ -4,7 +4,7 @@
 
 /*
  * One Vulkan instance, physical and logical device and compute queue. Every Vk* type stays inside
- * vk/ (vk/vulkan-internal.h); the rest of the project sees addresses, bytes and tickets.
+ * vk/; the rest of the project sees addresses, bytes and tickets.
  *
  * A device and all that is made from it belongs to one thread at a time.
  */
@@ -53,10 +53,12 @@ struct vk_device_info {
  * sentence that lists what is there: -ENODEV (none fits, no loader or driver), -EINVAL (select is
  * none of these), -ENOTSUP (a required feature is missing, named: Vulkan 1.3 compute with
  * bufferDeviceAddress, timelineSemaphore, 8- and 16-bit storage, shaderFloat16, shaderInt8,
- * subgroup arithmetic, VK_KHR_external_memory_fd).
+ * subgroup arithmetic and ballot, VK_KHR_external_memory_fd).
+ * "auto" does not pass over a device that lacks something: the refusal is heard.
  *
  * With WEIGHTD_VALIDATION=1 in the environment the validation layer is on and its errors go to
- * stderr as "validation: ..."; with =abort the first one ends the process.
+ * stderr as "validation: ..."; with =abort the first one ends the process. -ENOENT where the layer
+ * is not installed.
  */
 int must_check vk_device_new(
 	const char *select, struct err *ret_err, struct vk_device **ret_device);

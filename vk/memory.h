@@ -46,8 +46,9 @@ struct vk_memory_params {
 /*
  * Allocates. For the device-local roles the type with DEVICE_LOCAL and, where there is a choice,
  * without HOST_VISIBLE in the largest heap is taken (a small BAR heap is never taken for the big
- * one). What had to go to another heap counts as spilled. Fails with -ENOMEM and figures in
- * ret_err, -EINVAL for bytes beyond the device's limit, VK_DEVICE_LOST.
+ * one). kv and scratch that do not fit there go to host memory and count as spilled. Fails with
+ * -ENOMEM and figures in ret_err, -EINVAL for bytes beyond the device's limit, -ENOTSUP for a role
+ * or an export that the device has no memory for, VK_DEVICE_LOST.
  */
 int must_check vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
 	struct err *ret_err, struct vk_memory **ret_memory);
@@ -79,7 +80,10 @@ static inline uint64_t vk_memory_slice_address(const struct vk_slice *s)
 	return vk_memory_get_address(s->memory) + s->offset;
 }
 
-/* Bytes by role, of one device object. requested = placed + spilled. */
+/*
+ * Bytes by role, of one device object, as allocated: a driver may round up what was asked for.
+ * requested = placed + spilled.
+ */
 struct vk_memory_counter {
 	uint64_t requested_bytes;
 	uint64_t placed_bytes;

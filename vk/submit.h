@@ -15,11 +15,20 @@ struct err;
 struct vk_device;
 struct vk_command;
 
-/* Runs the commands in order, with a full barrier between two. They must stay until it is done. */
+enum { VK_SUBMIT_MAX_COMMANDS = 64 };
+
+/*
+ * Runs the commands in order, with a full barrier between two and after what was submitted before.
+ * They must stay until it is done. -EINVAL for one that vk_command_end refused or more than the
+ * maximum, -EBUSY for one that still runs, -ENOMEM, VK_DEVICE_LOST.
+ */
 int must_check vk_submit(struct vk_device *d, struct vk_command *const *commands,
 	uint32_t n_commands, struct err *ret_err, uint64_t *ret_ticket);
 
-/* 0, -ETIMEDOUT, VK_DEVICE_LOST. Polls for some microseconds before it sleeps. */
+/*
+ * 0, -ETIMEDOUT, VK_DEVICE_LOST, -EINVAL for a ticket that was never given. Polls for some
+ * microseconds before it sleeps. UINT64_MAX waits for ever.
+ */
 int must_check vk_submit_wait(struct vk_device *d, uint64_t ticket, uint64_t timeout_ns);
 
 /* Has the ticket been reached? False too after device loss: wait says so. */

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VK_DEVICE_INTERNAL_H
+#define VK_DEVICE_INTERNAL_H
+
+/* Inside vk/ only. */
+#include <vulkan/vulkan_core.h>
+
+#include "vk/device.h"
+#include "vk/memory.h"
+
+struct vk_device {
+	VkInstance instance;
+	VkDebugUtilsMessengerEXT messenger;
+	VkPhysicalDevice physical;
+	VkDevice device;
+	uint32_t queue_family;
+	VkQueue queue;
+	VkSemaphore timeline; /* its value is the last ticket that is done */
+	uint64_t last_ticket;
+	uint64_t done_ticket; /* the timeline's value when it was last read */
+	bool is_lost;         /* once set, every call says VK_DEVICE_LOST */
+
+	VkPipelineCache cache;
+	uint64_t cache_bytes; /* of the cache as it is on disk */
+
+	VkPhysicalDeviceMemoryProperties types;
+	bool export_is_dedicated; /* opaque fds want a dedicated allocation */
+	uint32_t max_groups[3];   /* maxComputeWorkGroupCount */
+	uint32_t max_group_size[3];
+	uint32_t max_invocations; /* of a workgroup */
+	uint32_t max_subgroups;   /* of a workgroup with a required subgroup size */
+	bool can_require_size;    /* a compute pipeline may require info.subgroup_size */
+	bool can_require_full;    /* and full subgroups */
+	uint64_t stamp_mask;      /* valid bits of a timestamp */
+
+	PFN_vkGetMemoryFdKHR get_memory_fd;
+	PFN_vkSetDebugUtilsObjectNameEXT set_name; /* NULL without validation */
+
+	struct vk_device_info info;
+	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+};
+
+/* Remembers a loss; returns the result. */
+VkResult vk_device_note(struct vk_device *d, VkResult result);
+
+/* Names an object in the validation layer's messages; nothing without it. */
+void vk_device_name(struct vk_device *d, VkObjectType type, uint64_t handle, const char *name);
+
+#endif

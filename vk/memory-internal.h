@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VK_MEMORY_INTERNAL_H
+#define VK_MEMORY_INTERNAL_H
+
+/* Inside vk/ only. */
+#include <vulkan/vulkan_core.h>
+
+#include "vk/memory.h"
+
+/* Every buffer has the same usage, so that an importer's buffer asks for what the exporter's did.
+ */
+#define VK_MEMORY_BUFFER_USAGE                                                   \
+	(VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | \
+		VK_BUFFER_USAGE_TRANSFER_DST_BIT | VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT)
+
+enum { VK_MEMORY_NAME_BYTES = 64 };
+
+struct vk_memory {
+	struct vk_device *d;
+	VkDeviceMemory memory;
+	VkBuffer buffer;
+	uint64_t address;
+	uint64_t n_bytes;     /* of the buffer */
+	uint64_t alloc_bytes; /* of the allocation, >= n_bytes */
+	uint32_t type_index;
+	enum vk_memory_role role;
+	bool is_external; /* exportable or imported */
+	bool is_imported;
+	bool is_dedicated;
+	bool is_spilled;
+	bool is_counted;
+	void *map; /* staging and io */
+	char name[VK_MEMORY_NAME_BYTES];
+};
+
+/* What a buffer asks of the memory behind it. */
+struct vk_memory_needs {
+	uint64_t n_bytes;
+	uint32_t type_bits;
+	bool wants_dedicated;
+};
+
+/* A half-built memory: role, name and sizes, no Vulkan object yet. */
+int must_check vk_memory_start(struct vk_device *d, enum vk_memory_role role, const char *name,
+	uint64_t n_bytes, struct err *ret_err, struct vk_memory **ret_memory);
+
+/* Creates m->buffer. */
+int must_check vk_memory_make_buffer(
+	struct vk_memory *m, struct err *ret_err, struct vk_memory_needs *ret_needs);
+
+/* Binds the buffer to m->memory, takes its address, maps the host-visible roles and counts it. */
+int must_check vk_memory_finish(struct vk_memory *m, struct err *ret_err);
+
+#endif
