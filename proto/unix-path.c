@@ -133,7 +133,7 @@ int unix_path_listen(const char *path, int type, uint32_t mode, struct err *ret_
 		bind(fd, (const struct sockaddr *)&address, sizeof(address)) < 0)
 		return err_set(ret_err, errno, "%s: bind: %s", path, strerror(errno));
 	if (chmod(path, mode) < 0 || listen(fd, SOMAXCONN) < 0) {
-		r = err_set(ret_err, errno, "%s: listen: %s", path, strerror(errno));
+		r = err_set(ret_err, errno, "%s: listen: %s", address.sun_path, strerror(errno));
 		unlink(path);
 		return r;
 	}
