@@ -106,11 +106,24 @@ static int must_check weights_link_read(
 	return 0;
 }
 
+static int must_check weights_link_refusal(const Wd__Error *error, struct err *ret_err)
+{
+	int code = error->code;
+
+	if (code <= 0 || code > WEIGHTS_LINK_MAX_ERRNO)
+		code = EPROTO;
+	return err_set(ret_err, code, "%s",
+		error->text[0] ? error->text : "weightd refused and did not say why");
+}
+
 static int must_check weights_link_take_event(
 	struct weights_link *l, const Wd__Reply *reply, struct err *ret_err)
 {
 	const Wd__Event *e = reply->event;
 
+	/* A refusal of the connection itself, which then ends. */
+	if (reply->body_case == WD__REPLY__BODY_ERROR)
+		return weights_link_refusal(reply->error, ret_err);
 	if (reply->body_case != WD__REPLY__BODY_EVENT)
 		return err_set(ret_err, EPROTO, "weightd: id 0: expected an event, found body %d",
 			(int)reply->body_case);
@@ -132,16 +145,6 @@ static int must_check weights_link_take_event(
 	};
 	l->event_fn(&event, l->userdata);
 	return 0;
-}
-
-static int must_check weights_link_refusal(const Wd__Error *error, struct err *ret_err)
-{
-	int code = error->code;
-
-	if (code <= 0 || code > WEIGHTS_LINK_MAX_ERRNO)
-		code = EPROTO;
-	return err_set(ret_err, code, "%s",
-		error->text[0] ? error->text : "weightd refused and did not say why");
 }
 
 int weights_link_recv(struct weights_link *l, Wd__Reply__BodyCase body, int timeout_ms,

@@ -66,14 +66,27 @@ struct gguf {
 	uint64_t data_offset; /* of the tensor data in the file */
 	uint64_t n_kv;
 	struct gguf_kv *kv; /* in file order */
+	uint32_t *kv_index; /* [n_kv] sorted by key, memcmp order */
 	uint64_t n_tensors;
 	struct gguf_tensor *tensors; /* in file order */
+	uint32_t *tensor_index;      /* [n_tensors] sorted by name, memcmp order */
 	uint8_t *metadata;           /* owned copy, or NULL when the bytes are borrowed */
+};
+
+enum {
+	GGUF_MAX_KV = 1 << 16, /* real files have some 30 keys and at most some 3,000 tensors */
+	GGUF_MAX_TENSORS = 1 << 16,
+	GGUF_MAX_KEY_BYTES = 65535, /* the specification's limits */
+	GGUF_MAX_NAME_BYTES = 64,
+	GGUF_MIN_ALIGNMENT = 8, /* the specification: a multiple of 8 */
+	GGUF_MAX_ALIGNMENT = 1 << 24,
+	GGUF_MAX_METADATA_BYTES = 1 << 28, /* a 260,000-token vocabulary takes some 16 MiB */
 };
 
 /*
  * Parses data[0..n_bytes), the start of a file of n_file_bytes; data is borrowed by the result.
  * GGUF_MORE: the metadata goes on beyond n_bytes; come back with more. -EINVAL with ret_err.
+ * Allocates at most a small multiple of n_bytes, whatever the counts in the file say.
  */
 enum { GGUF_MORE = 1 };
 int must_check gguf_parse(const uint8_t *data, uint64_t n_bytes, uint64_t n_file_bytes,
@@ -97,6 +110,15 @@ int must_check gguf_get_f64(const struct gguf_kv *kv, struct err *ret_err, doubl
 int must_check gguf_get_bool(const struct gguf_kv *kv, struct err *ret_err, bool *ret);
 int must_check gguf_get_string(
 	const struct gguf_kv *kv, struct err *ret_err, struct gguf_string *ret);
+
+/* For error texts: s as printable ASCII, cut to fit. */
+struct gguf_label {
+	char text[GGUF_MAX_NAME_BYTES + 4];
+};
+struct gguf_label gguf_label(struct gguf_string s);
+
+/* The type of a value in words: "u32", "array of string". Borrowed, static. */
+const char *gguf_describe_type(const struct gguf_kv *kv);
 
 /* Walks an array of strings from front to back: *at is 0 at first; false at the end. */
 bool gguf_next_string(const struct gguf_kv *kv, uint64_t *at, struct gguf_string *ret);

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_HOLDERS_H
+#define WEIGHTD_HOLDERS_H
+
+/*
+ * Processes whose connection ended while they had leases: what they imported is theirs until they
+ * exit, which their pidfds tell. Loop thread.
+ */
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct event_base;
+struct holders;
+struct peer;
+
+/* The process behind the id is gone. */
+typedef void (*holders_exit_fn)(uint64_t id, void *userdata);
+
+int must_check holders_new(
+	struct event_base *base, holders_exit_fn fn, void *userdata, struct holders **ret_holders);
+
+/* Forgets them all. Accepts NULL; returns NULL. */
+struct holders *holders_free(struct holders *h);
+
+/*
+ * The id under which the peer's process is watched from here on: one of an earlier connection of
+ * the same process, or the peer's own (its pidfd is taken then). 0: the process is gone, or
+ * nothing can tell of it.
+ */
+uint64_t holders_add(struct holders *h, struct peer *p);
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_LOAD_H
+#define WEIGHTD_LOAD_H
+
+/*
+ * One load from front to back: file -> gguf -> validate -> placement -> memory -> fill -> export
+ * and manifest. Loader thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "weightd/fill.h"
+
+struct err;
+struct export;
+struct vk_device;
+
+struct load_params {
+	struct vk_device *device;
+	uint64_t generation;
+	int fd;                   /* borrowed */
+	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
+	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
+	bool use_pread;
+	fill_progress_fn progress;
+	void *userdata;
+};
+
+/* A condition of load_run: the device was lost. */
+enum { LOAD_DEVICE_LOST = 1 };
+
+/* Index of the largest device-local heap: where weights go. */
+uint32_t load_find_heap(const struct vk_device *d);
+
+/*
+ * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,
+ * -ENOMEM: the device; -ESTALE: the file changed while it was read; -ECANCELED.
+ * ret_refusal: uring_get_refusal.
+ */
+int must_check load_run(const struct load_params *params, struct err *ret_err,
+	struct export **ret_export, int *ret_refusal);
+
+#endif

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/loader.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/queue.h>
+#include <time.h>
+
+#include "vk/memory.h"
+#include "weightd/export.h"
+#include "weightd/load.h"
+
+enum {
+	LOADER_PROGRESS_BYTES = 64 << 20,
+	LOADER_PROGRESS_NS = 50 * 1000 * 1000,
+};
+
+/* A job becomes its own result, so that telling of it cannot fail. */
+struct loader_job {
+	int fd;
+	struct loader_result result;
+	TAILQ_ENTRY(loader_job) entry;
+};
+
+TAILQ_HEAD(loader_jobs, loader_job);
+TAILQ_HEAD(loader_exports, export);
+
+struct loader {
+	struct loader_params params;
+	pthread_t thread;
+	bool is_started; /* the thread, not the device */
+	int event_fd;
+	struct vk_device_info info;
+	atomic_bool is_given_up; /* the running job, or everything */
+
+	/* The loader thread's. */
+	struct vk_device *device;
+	uint64_t progress_bytes;
+	uint64_t progress_ns;
+
+	pthread_mutex_t mutex; /* guards what follows */
+	pthread_cond_t cond;
+	bool is_stopping;
+	bool is_open; /* the thread has tried to open its device: open_code, open_err */
+	int open_code;
+	struct err open_err;
+	bool wants_heaps;
+	uint32_t n_jobs;
+	uint64_t running; /* generation, 0: none */
+	struct loader_jobs jobs;
+	struct loader_jobs done;
+	struct loader_exports live;  /* exports that have memory on the device */
+	struct loader_exports freed; /* to be freed by the thread */
+	bool has_progress;
+	struct loader_result progress;
+	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
+	uint64_t weights_bytes[VK_DEVICE_MAX_HEAPS];
+};
+
+static uint64_t loader_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void loader_tell(struct loader *l)
+{
+	uint64_t one = 1;
+
+	/* It only fails when the counter is full, and then the loop is told already. */
+	if (write(l->event_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+static int loader_open_device(struct loader *l, struct err *ret_err)
+{
+	int rc = vk_device_new(l->params.device, ret_err, &l->device);
+
+	if (rc == VK_DEVICE_LOST)
+		return err_set(ret_err, EIO, "device %s: it was lost", l->params.device);
+	if (rc < 0)
+		return rc;
+	const struct vk_device_info *info = vk_device_get_info(l->device);
+	if (info->has_export_fd)
+		return 0;
+	err_set(ret_err, ENOTSUP, "device %s: it cannot export memory as descriptors", info->name);
+	l->device = vk_device_free(l->device);
+	return -ENOTSUP;
+}
+
+/* Under the mutex. */
+static void loader_update_heaps(struct loader *l)
+{
+	struct export *e;
+
+	l->wants_heaps = false;
+	if (l->device)
+		vk_device_query_heaps(l->device, l->heaps);
+	memset(l->weights_bytes, 0, sizeof(l->weights_bytes));
+	TAILQ_FOREACH(e, &l->live, entry)
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
+}
+
+/* The device and the memory on it go; the exports' descriptors stay with them. */
+static void loader_lose_device(struct loader *l)
+{
+	struct export *e;
+
+	pthread_mutex_lock(&l->mutex);
+	while ((e = TAILQ_FIRST(&l->freed))) {
+		TAILQ_REMOVE(&l->freed, e, entry);
+		export_free(e);
+	}
+	TAILQ_FOREACH(e, &l->live, entry)
+	export_drop_memory(e);
+	l->device = vk_device_free(l->device);
+	pthread_mutex_unlock(&l->mutex);
+}
+
+static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata)
+{
+	struct loader *l = userdata;
+	uint64_t now = loader_now_ns();
+
+	if (atomic_load(&l->is_given_up))
+		return false;
+	if (n_bytes - l->progress_bytes < LOADER_PROGRESS_BYTES &&
+		now - l->progress_ns < LOADER_PROGRESS_NS)
+		return true;
+	l->progress_bytes = n_bytes;
+	l->progress_ns = now;
+	pthread_mutex_lock(&l->mutex);
+	l->has_progress = true;
+	l->progress = (struct loader_result){.kind = LOADER_PROGRESS,
+		.generation = l->running,
+		.loaded_bytes = n_bytes,
+		.total_bytes = n_total_bytes};
+	pthread_mutex_unlock(&l->mutex);
+	loader_tell(l);
+	return true;
+}
+
+static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t heap_used_bytes)
+{
+	struct loader_result *r = &job->result;
+	uint64_t start = loader_now_ns();
+	int rc = 0;
+
+	l->progress_bytes = 0;
+	l->progress_ns = start;
+	if (!l->device)
+		rc = loader_open_device(l, &r->err);
+	if (rc == 0) {
+		const struct load_params params = {.device = l->device,
+			.generation = r->generation,
+			.fd = job->fd,
+			.alloc_bytes = l->params.alloc_bytes,
+			.heap_used_bytes = heap_used_bytes,
+			.use_pread = l->params.use_pread,
+			.progress = loader_on_progress,
+			.userdata = l};
+		rc = load_run(&params, &r->err, &r->export, &r->refusal);
+	}
+	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
+	if (rc == LOAD_DEVICE_LOST) {
+		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
+		loader_lose_device(l);
+		r->kind = LOADER_LOST;
+	}
+	cleanup_close(&job->fd);
+	r->code = rc;
+	r->load_ns = loader_now_ns() - start;
+}
+
+/* One thing to do, under the mutex, which is given up meanwhile. False: nothing to do. */
+static bool loader_step(struct loader *l)
+{
+	struct export *e = TAILQ_FIRST(&l->freed);
+	struct loader_job *job = TAILQ_FIRST(&l->jobs);
+
+	if (e) {
+		TAILQ_REMOVE(&l->freed, e, entry);
+		pthread_mutex_unlock(&l->mutex);
+		export_free(e);
+		pthread_mutex_lock(&l->mutex);
+		l->wants_heaps = true;
+	} else if (l->wants_heaps) {
+		loader_update_heaps(l);
+	} else if (job && !l->is_stopping) {
+		uint64_t used = l->device ? l->weights_bytes[load_find_heap(l->device)] : 0;
+		TAILQ_REMOVE(&l->jobs, job, entry);
+		l->n_jobs--;
+		l->running = job->result.generation;
+		atomic_store(&l->is_given_up, false);
+		pthread_mutex_unlock(&l->mutex);
+		loader_run_job(l, job, used);
+		pthread_mutex_lock(&l->mutex);
+		l->running = 0;
+		if (job->result.export)
+			TAILQ_INSERT_TAIL(&l->live, job->result.export, entry);
+		TAILQ_INSERT_TAIL(&l->done, job, entry);
+		l->wants_heaps = true;
+		loader_tell(l);
+	} else {
+		return false;
+	}
+	return true;
+}
+
+static void *loader_main(void *userdata)
+{
+	struct loader *l = userdata;
+	struct err err = ERR_NULL;
+	int rc = loader_open_device(l, &err);
+
+	pthread_mutex_lock(&l->mutex);
+	l->is_open = true;
+	l->open_code = rc;
+	l->open_err = err;
+	if (rc == 0) {
+		l->info = *vk_device_get_info(l->device);
+		loader_update_heaps(l);
+	}
+	pthread_cond_broadcast(&l->cond);
+	while (rc == 0) {
+		if (loader_step(l))
+			continue;
+		if (l->is_stopping)
+			break;
+		pthread_cond_wait(&l->cond, &l->mutex);
+	}
+	pthread_mutex_unlock(&l->mutex);
+	/* The loop thread waits in loader_free: nobody else looks at the lists any more. */
+	while (rc == 0 && !TAILQ_EMPTY(&l->live)) {
+		struct export *e = TAILQ_FIRST(&l->live);
+		TAILQ_REMOVE(&l->live, e, entry);
+		export_free(e);
+	}
+	l->device = vk_device_free(l->device);
+	return NULL;
+}
+
+/* Signals are the loop thread's, and the driver's threads inherit what the loader thread has. */
+static int loader_start(struct loader *l)
+{
+	sigset_t all, old;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	int rc = -pthread_create(&l->thread, NULL, loader_main, l);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	l->is_started = rc == 0;
+	return rc;
+}
+
+static void loader_cleanup(struct loader **l)
+{
+	loader_free(*l);
+}
+
+int loader_new(const struct loader_params *params, struct err *ret_err, struct loader **ret_loader)
+{
+	_cleanup_(loader_cleanup)
+	struct loader *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return err_set(ret_err, ENOMEM, "loader: out of memory");
+	l->params = *params;
+	TAILQ_INIT(&l->jobs);
+	TAILQ_INIT(&l->done);
+	TAILQ_INIT(&l->live);
+	TAILQ_INIT(&l->freed);
+	pthread_mutex_init(&l->mutex, NULL);
+	pthread_cond_init(&l->cond, NULL);
+	l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (l->event_fd < 0)
+		return err_set(ret_err, errno, "loader: eventfd: %s", strerror(errno));
+	int rc = loader_start(l);
+	if (rc < 0)
+		return err_set(ret_err, -rc, "loader: thread: %s", strerror(-rc));
+	pthread_mutex_lock(&l->mutex);
+	while (!l->is_open)
+		pthread_cond_wait(&l->cond, &l->mutex);
+	pthread_mutex_unlock(&l->mutex);
+	if (l->open_code < 0) {
+		if (ret_err)
+			*ret_err = l->open_err;
+		return l->open_code;
+	}
+	*ret_loader = TAKE_PTR(l);
+	return 0;
+}
+
+static void loader_free_jobs(struct loader_jobs *jobs)
+{
+	struct loader_job *job;
+
+	while ((job = TAILQ_FIRST(jobs))) {
+		TAILQ_REMOVE(jobs, job, entry);
+		cleanup_close(&job->fd);
+		free(job);
+	}
+}
+
+struct loader *loader_free(struct loader *l)
+{
+	if (!l)
+		return NULL;
+	if (l->is_started) {
+		pthread_mutex_lock(&l->mutex);
+		l->is_stopping = true;
+		atomic_store(&l->is_given_up, true);
+		pthread_cond_broadcast(&l->cond);
+		pthread_mutex_unlock(&l->mutex);
+		pthread_join(l->thread, NULL);
+	}
+	loader_free_jobs(&l->jobs);
+	loader_free_jobs(&l->done);
+	cleanup_close(&l->event_fd);
+	pthread_cond_destroy(&l->cond);
+	pthread_mutex_destroy(&l->mutex);
+	free(l);
+	return NULL;
+}
+
+const struct vk_device_info *loader_get_info(const struct loader *l)
+{
+	return &l->info;
+}
+
+void loader_get_heaps(struct loader *l, struct vk_device_heap ret_heaps[VK_DEVICE_MAX_HEAPS],
+	uint64_t ret_weights_bytes[VK_DEVICE_MAX_HEAPS])
+{
+	pthread_mutex_lock(&l->mutex);
+	memcpy(ret_heaps, l->heaps, sizeof(l->heaps));
+	memcpy(ret_weights_bytes, l->weights_bytes, sizeof(l->weights_bytes));
+	l->wants_heaps = true;
+	pthread_cond_broadcast(&l->cond);
+	pthread_mutex_unlock(&l->mutex);
+}
+
+int loader_get_fd(const struct loader *l)
+{
+	return l->event_fd;
+}
+
+int loader_load(struct loader *l, uint64_t generation, int fd, struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->fd = fd;
+	job->result.generation = generation;
+	pthread_mutex_lock(&l->mutex);
+	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
+	if (!is_full) {
+		l->n_jobs++;
+		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
+		pthread_cond_broadcast(&l->cond);
+	}
+	pthread_mutex_unlock(&l->mutex);
+	if (!is_full)
+		return 0;
+	free(job);
+	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+}
+
+void loader_cancel(struct loader *l, uint64_t generation)
+{
+	struct loader_job *job;
+
+	pthread_mutex_lock(&l->mutex);
+	if (l->running == generation)
+		atomic_store(&l->is_given_up, true);
+	TAILQ_FOREACH(job, &l->jobs, entry)
+	if (job->result.generation == generation)
+		break;
+	if (job) {
+		TAILQ_REMOVE(&l->jobs, job, entry);
+		l->n_jobs--;
+		job->result.kind = LOADER_FAILED;
+		job->result.code = err_set(&job->result.err, ECANCELED, "the load was given up");
+		TAILQ_INSERT_TAIL(&l->done, job, entry);
+		loader_tell(l);
+	}
+	pthread_mutex_unlock(&l->mutex);
+}
+
+void loader_release(struct loader *l, struct export *e)
+{
+	pthread_mutex_lock(&l->mutex);
+	TAILQ_REMOVE(&l->live, e, entry);
+	TAILQ_INSERT_TAIL(&l->freed, e, entry);
+	pthread_cond_broadcast(&l->cond);
+	pthread_mutex_unlock(&l->mutex);
+}
+
+bool loader_take_result(struct loader *l, struct loader_result *ret_result)
+{
+	uint64_t count;
+
+	/* Emptied before looking, so that what comes later is told again. */
+	if (read(l->event_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
+		return false;
+	pthread_mutex_lock(&l->mutex);
+	struct loader_job *job = TAILQ_FIRST(&l->done);
+	bool is_there = true;
+	if (l->has_progress) {
+		l->has_progress = false;
+		*ret_result = l->progress;
+		job = NULL;
+	} else if (job) {
+		TAILQ_REMOVE(&l->done, job, entry);
+		*ret_result = job->result;
+	} else {
+		is_there = false;
+	}
+	pthread_mutex_unlock(&l->mutex);
+	if (job) {
+		cleanup_close(&job->fd);
+		free(job);
+	}
+	return is_there;
+}

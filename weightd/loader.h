@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_LOADER_H
+#define WEIGHTD_LOADER_H
+
+/*
+ * The loader thread: it alone owns the Vulkan device and all memory on it. The loop thread gives it
+ * jobs, which it does one after the other, and takes results when its eventfd is readable. Every
+ * call here is the loop thread's.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/util/err.h"
+#include "vk/device.h"
+
+struct export;
+struct loader;
+
+enum { LOADER_MAX_JOBS = 64 };
+
+struct loader_params {
+	const char *device;   /* vk_device_new's select; borrowed while the loader lives */
+	uint64_t alloc_bytes; /* the most an allocation may have; 0: the device's limit */
+	bool use_pread;       /* do not try io_uring */
+};
+
+/* Starts the thread and waits until it has its device. The errors of vk_device_new; -ENOTSUP when
+ * the device cannot export memory. */
+int must_check loader_new(
+	const struct loader_params *params, struct err *ret_err, struct loader **ret_loader);
+
+/* Gives up what runs, waits for the thread, frees every export that was not taken or was released.
+ * Accepts NULL; returns NULL. */
+struct loader *loader_free(struct loader *l);
+
+/* The device's limits and names, constant. */
+const struct vk_device_info *loader_get_info(const struct loader *l);
+
+/* Heaps as the driver last told, and bytes of weights in each; the loader asks anew for the next
+ * call when it is idle. info.n_heaps rows. */
+void loader_get_heaps(struct loader *l, struct vk_device_heap ret_heaps[VK_DEVICE_MAX_HEAPS],
+	uint64_t ret_weights_bytes[VK_DEVICE_MAX_HEAPS]);
+
+/* Readable when loader_take_result has something. */
+int loader_get_fd(const struct loader *l);
+
+/* Takes fd on success. -EBUSY with a sentence when LOADER_MAX_JOBS wait; -ENOMEM. */
+int must_check loader_load(struct loader *l, uint64_t generation, int fd, struct err *ret_err);
+
+/* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
+void loader_cancel(struct loader *l, uint64_t generation);
+
+/* Takes the export and frees it on the loader thread, before any load that was asked for later. */
+void loader_release(struct loader *l, struct export *e);
+
+enum loader_result_kind {
+	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
+	LOADER_READY,    /* export is the caller's, for loader_release */
+	LOADER_FAILED,   /* code < 0 and err */
+	LOADER_LOST, /* failed, for the device is gone, and with it what all exports had there */
+};
+
+struct loader_result {
+	enum loader_result_kind kind;
+	uint64_t generation;
+	uint64_t loaded_bytes;
+	uint64_t total_bytes;
+	struct export *export;
+	int code;
+	struct err err;
+	uint64_t load_ns; /* of the job, waiting not counted */
+	int refusal;      /* uring_get_refusal */
+};
+
+/* False when there is none. */
+bool loader_take_result(struct loader *l, struct loader_result *ret_result);
+
+#endif

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/peer.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+
+#include "proto/fdlist.h"
+#include "proto/wire.h"
+
+/* Linux 6.5; the C library's headers are older. */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+/* Packets of a peer that are thrown away at its end, so that its last answer reaches it. */
+enum { PEER_DRAIN_PACKETS = 256 };
+
+struct peer_packet {
+	TAILQ_ENTRY(peer_packet) entry;
+	struct fdlist fds; /* borrowed: never fdlist_fini */
+	uint32_t n_bytes;
+	uint8_t data[];
+};
+
+static int peer_open_pidfd(int sock, int32_t pid)
+{
+	int fd;
+	socklen_t n = sizeof(fd);
+
+	/* Of the process that connected, whatever its pid stands for by now. */
+	if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &n) == 0)
+		return fd;
+	return pid > 0 ? pidfd_open(pid, 0) : -1;
+}
+
+int peer_new(int fd, uint64_t id, struct peer **ret_peer)
+{
+	struct ucred cred;
+	socklen_t n = sizeof(cred);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0)
+		return -errno;
+	struct peer *p = calloc(1, sizeof(*p));
+	if (!p)
+		return -ENOMEM;
+	p->id = id;
+	p->fd = fd;
+	p->pid = cred.pid;
+	p->uid = cred.uid;
+	p->gid = cred.gid;
+	p->pidfd = peer_open_pidfd(fd, cred.pid);
+	TAILQ_INIT(&p->queue);
+	*ret_peer = p;
+	return 0;
+}
+
+static void peer_drop_packet(struct peer *p, struct peer_packet *packet)
+{
+	TAILQ_REMOVE(&p->queue, packet, entry);
+	p->n_queue_packets--;
+	p->n_queue_bytes -= packet->n_bytes;
+	free(packet);
+}
+
+/* A socket that is closed with packets unread gives its peer ECONNRESET instead of what was sent
+ * last (unix(7) sockets on Linux), so what the peer still says is taken and thrown away. */
+static void peer_drain(struct peer *p)
+{
+	uint8_t byte;
+
+	shutdown(p->fd, SHUT_RD);
+	for (int i = 0; i < PEER_DRAIN_PACKETS; i++)
+		if (recv(p->fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_TRUNC) <= 0)
+			break;
+}
+
+struct peer *peer_free(struct peer *p)
+{
+	struct peer_packet *packet;
+
+	if (!p)
+		return NULL;
+	peer_flush(p);
+	peer_drain(p);
+	while ((packet = TAILQ_FIRST(&p->queue)))
+		peer_drop_packet(p, packet);
+	if (p->read_event)
+		event_free(p->read_event);
+	if (p->write_event)
+		event_free(p->write_event);
+	cleanup_close(&p->fd);
+	cleanup_close(&p->pidfd);
+	free(p);
+	return NULL;
+}
+
+struct peer *peer_find(const struct peer_list *peers, uint64_t id)
+{
+	struct peer *p;
+
+	TAILQ_FOREACH(p, peers, entry)
+	if (p->id == id)
+		return p;
+	return NULL;
+}
+
+void peer_break(struct peer *p, const char *format, ...)
+{
+	va_list args;
+
+	if (p->is_broken)
+		return;
+	p->is_broken = true;
+	va_start(args, format);
+	vsnprintf(p->broken.text, sizeof(p->broken.text), format, args);
+	va_end(args);
+	if (p->read_event)
+		event_active(p->read_event, EV_READ, 0);
+}
+
+void peer_flush(struct peer *p)
+{
+	struct peer_packet *packet;
+
+	while ((packet = TAILQ_FIRST(&p->queue))) {
+		int rc = wire_send(p->fd, packet->data, packet->n_bytes, &packet->fds);
+		if (rc == WIRE_AGAIN)
+			return;
+		peer_drop_packet(p, packet);
+		if (rc < 0)
+			peer_break(p, "send: %s", strerror(-rc));
+		if (rc < 0)
+			return;
+	}
+	if (p->write_event)
+		event_del(p->write_event);
+}
+
+void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
+{
+	if (p->is_broken)
+		return;
+	if (n_fds > FDLIST_MAX || p->n_queue_packets >= PEER_MAX_QUEUE_PACKETS ||
+		p->n_queue_bytes + n_bytes > PEER_MAX_QUEUE_BYTES) {
+		peer_break(p, "it does not read: %u packets of %llu bytes wait", p->n_queue_packets,
+			(unsigned long long)p->n_queue_bytes);
+		return;
+	}
+	struct peer_packet *packet = malloc(sizeof(*packet) + n_bytes);
+	if (!packet) {
+		peer_break(p, "%s", "out of memory");
+		return;
+	}
+	packet->fds = FDLIST_NULL;
+	packet->fds.n = n_fds;
+	for (uint32_t i = 0; i < n_fds; i++)
+		packet->fds.fds[i] = fds[i];
+	packet->n_bytes = n_bytes;
+	memcpy(packet->data, data, n_bytes);
+	TAILQ_INSERT_TAIL(&p->queue, packet, entry);
+	p->n_queue_packets++;
+	p->n_queue_bytes += n_bytes;
+	peer_flush(p);
+	if (!TAILQ_EMPTY(&p->queue) && p->write_event && event_add(p->write_event, NULL) < 0)
+		peer_break(p, "%s", "out of memory");
+}
+
+bool peer_is_running(int pidfd)
+{
+	struct pollfd poll_fd = {.fd = pidfd, .events = POLLIN};
+
+	return pidfd >= 0 && poll(&poll_fd, 1, 0) == 0;
+}

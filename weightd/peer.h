@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_PEER_H
+#define WEIGHTD_PEER_H
+
+/*
+ * One connection: who it is, and the packets that wait until it reads. A peer that does not read is
+ * dropped when its queue is full; nobody else waits for it. Loop thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/util/err.h"
+
+struct event;
+struct event_base;
+
+enum {
+	PEER_MAX = 1024, /* connections at a time */
+	PEER_MAX_QUEUE_BYTES = 4 << 20,
+	PEER_MAX_QUEUE_PACKETS = 4096,
+	PEER_MAX_PENDING = 64, /* requests whose answer waits for a load */
+	PEER_MAX_SOCKET_BYTES = 256,
+};
+
+/* What a worker told about itself; see WorkerReport in weightd.proto. */
+struct peer_report {
+	uint64_t kv_bytes;
+	uint64_t scratch_bytes;
+	uint64_t io_bytes;
+	uint32_t n_sessions;
+	uint64_t attach_ns;
+	char socket[PEER_MAX_SOCKET_BYTES];
+};
+
+struct peer_packet;
+TAILQ_HEAD(peer_queue, peer_packet);
+
+struct peer {
+	uint64_t id; /* from 1, never used again */
+	int fd;      /* owned */
+	int pidfd;   /* owned; -1: the process cannot be watched */
+	int32_t pid; /* SO_PEERCRED at accept; 0: in a namespace that we cannot see */
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t role; /* Role of weightd.proto */
+	bool is_greeted;
+	bool is_watching;
+	bool is_broken; /* to be dropped; broken says why */
+	struct err broken;
+	uint32_t n_pending;
+	bool has_report;
+	struct peer_report report;
+	void *userdata;           /* the server's */
+	struct event *read_event; /* made by the server */
+	struct event *write_event;
+	uint32_t n_queue_packets;
+	uint64_t n_queue_bytes;
+	struct peer_queue queue;
+	TAILQ_ENTRY(peer) entry;
+};
+
+TAILQ_HEAD(peer_list, peer);
+
+/* A peer of an accepted socket, which it owns on success: credentials and pidfd are taken. */
+int must_check peer_new(int fd, uint64_t id, struct peer **ret_peer);
+
+/* Closes the connection; what waits is tried once. Accepts NULL; returns NULL. */
+struct peer *peer_free(struct peer *p);
+
+struct peer *peer_find(const struct peer_list *peers, uint64_t id);
+
+/*
+ * Sends a packet now or queues it. The descriptors are borrowed until it is sent: they are those of
+ * a generation that this peer has a lease on. Marks the peer broken when that is not possible.
+ */
+void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds);
+
+/* Sends what waits as far as it goes. */
+void peer_flush(struct peer *p);
+
+/* The peer is dropped when its read event comes round, at once. */
+void peer_break(struct peer *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Does the process of a pidfd live? False for -1: nobody can tell. */
+bool peer_is_running(int pidfd);
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_REGISTRY_H
+#define WEIGHTD_REGISTRY_H
+
+/*
+ * Which models there are, in which generations, and who holds them: one state machine without
+ * input, output or Vulkan. Events come in as calls; what they make free comes out of
+ * registry_take_freed. The loop thread's.
+ *
+ *	absent -> loading -> ready -> draining -> held -> absent
+ *	             |         |         |          |
+ *	             |         +---------+----------+----> lost -> absent
+ *	             +-> draining (unloaded while it loads)
+ *	             +-> absent   (the load failed)
+ *
+ * A lease is a peer's hold on a generation and ends with its connection. Where the process lives on
+ * it may still have the memory imported: the lease turns into a hold, which ends with the process.
+ * A generation goes when nothing loads it, leases it or holds it and it is no longer ready.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct registry;
+
+enum {
+	REGISTRY_NAME_MAX = 64,
+	REGISTRY_MAX_GENERATIONS = 256, /* of all models together */
+	REGISTRY_MAX_LEASES = 65536,    /* of all peers together, holds included */
+};
+
+/* A condition of registry_acquire: the model is loading, ask again when that has ended. */
+enum { REGISTRY_WAIT = 1 };
+
+enum registry_state {
+	REGISTRY_ABSENT,
+	REGISTRY_LOADING,
+	REGISTRY_READY,
+	REGISTRY_DRAINING,
+	REGISTRY_HELD,
+	REGISTRY_LOST,
+	REGISTRY_N_STATES,
+};
+
+enum registry_event {
+	REGISTRY_LOAD,    /* a load begins */
+	REGISTRY_LOADED,  /* it succeeded */
+	REGISTRY_FAIL,    /* it failed */
+	REGISTRY_RETIRE,  /* unloaded or replaced */
+	REGISTRY_HOLD,    /* the last lease ended, processes that had one live */
+	REGISTRY_RELEASE, /* nobody has it any more */
+	REGISTRY_LOSE,    /* the device lost it */
+	REGISTRY_N_EVENTS,
+};
+
+/* The one transition function. An illegal transition asserts. */
+enum registry_state registry_next(enum registry_state state, enum registry_event event);
+
+/* May the event happen in the state? */
+bool registry_is_legal(enum registry_state state, enum registry_event event);
+
+/* "loading", "ready", ... */
+const char *registry_state_name(enum registry_state state);
+
+/* Read by everybody, written by the registry; data is the caller's. */
+struct registry_generation {
+	uint64_t id; /* rises over all models, from 1 */
+	char model[REGISTRY_NAME_MAX + 1];
+	enum registry_state state;
+	bool is_filling; /* the loader still works on it */
+	uint32_t n_leases;
+	uint32_t n_holds;
+	void *data;
+};
+
+struct registry_lease {
+	uint64_t peer; /* the connection's id, or that of the holder when is_hold */
+	uint64_t generation;
+	uint64_t since_ns;
+	bool is_hold;
+};
+
+int must_check registry_new(struct registry **ret_registry);
+
+/* Forgets everything; data is not freed. Accepts NULL; returns NULL. */
+struct registry *registry_free(struct registry *r);
+
+/* 1 to 64 of [A-Za-z0-9._-], else -EINVAL with ret_err. */
+int must_check registry_check_name(const char *name, struct err *ret_err);
+
+/*
+ * Begins a generation. -EEXIST: the model is there and replace was not asked for; -EBUSY: it is
+ * loading already; -ENOSPC: too many generations; -ENOMEM; -EINVAL: the name.
+ */
+int must_check registry_load(struct registry *r, const char *name, bool replace, void *data,
+	struct err *ret_err, uint64_t *ret_id);
+
+/* The load succeeded: older ready generations of the model drain. */
+void registry_loaded(struct registry *r, uint64_t id);
+
+/* The load failed or was given up. */
+void registry_failed(struct registry *r, uint64_t id);
+
+/*
+ * A lease for the peer on the newest ready generation; a second one on the same is the same.
+ * REGISTRY_WAIT; -ENOENT with the names there are; -EIO: the model was lost with its device;
+ * -ENOSPC: too many leases; -ENOMEM.
+ */
+int must_check registry_acquire(struct registry *r, const char *name, uint64_t peer,
+	uint64_t now_ns, struct err *ret_err, uint64_t *ret_id);
+
+/*
+ * No new leases: the ready generation drains, one that loads is given up (registry_is_wanted is
+ * false then, and the loader ends it). -ENOENT when the model is not there.
+ */
+int must_check registry_unload(struct registry *r, const char *name, struct err *ret_err);
+
+/* False for a generation whose load goes on for nothing. */
+bool registry_is_wanted(const struct registry *r, uint64_t id);
+
+/*
+ * The peer's connection ended. holder: 0 when its process is gone, else the id under which
+ * registry_exit will tell of the process; the peer's leases become holds of that id.
+ */
+void registry_close(struct registry *r, uint64_t peer, uint64_t holder);
+
+/* The process behind a holder's id is gone. */
+void registry_exit(struct registry *r, uint64_t holder);
+
+/* The device lost every generation that it had. */
+void registry_lose(struct registry *r);
+
+/* A generation that nobody has any more leaves the registry; its data is the caller's to free.
+ * False when there is none. */
+bool registry_take_freed(struct registry *r, struct registry_generation *ret_generation);
+
+/* Borrowed until the next call that changes the registry; NULL when there is none. */
+struct registry_generation *registry_find(struct registry *r, uint64_t id);
+
+/* All generations in order of id, [registry_count]. Borrowed until the next change. */
+uint32_t registry_count(const struct registry *r);
+struct registry_generation *registry_at(struct registry *r, uint32_t index);
+
+/* All leases and holds, [registry_count_leases]. Borrowed until the next change. */
+uint32_t registry_count_leases(const struct registry *r);
+const struct registry_lease *registry_lease_at(const struct registry *r, uint32_t index);
+
+/* Live leases of a peer. */
+uint32_t registry_count_peer(const struct registry *r, uint64_t peer);
+
+#endif

@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/rpc-reply.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/fdlist.h"
+#include "proto/util/cleanup.h"
+#include "proto/util/err.h"
+#include "proto/weightd.pb-c.h"
+#include "proto/wire.h"
+#include "weightd/export.h"
+#include "weightd/loader.h"
+#include "weightd/peer.h"
+#include "weightd/registry.h"
+#include "weightd/service.h"
+
+/* What a packet's own fields need beside the rows: id, n_fds, lengths. */
+enum { REPLY_ENVELOPE_BYTES = 64 };
+
+static void reply_send(
+	struct peer *p, uint64_t request, Wd__Reply *reply, const int *fds, uint32_t n_fds)
+{
+	reply->id = request;
+	reply->n_fds = n_fds;
+	size_t n_bytes = wd__reply__get_packed_size(reply);
+	if (n_bytes > WIRE_MAX_BYTES) {
+		peer_break(p, "a reply of %zu bytes is more than a packet", n_bytes);
+		return;
+	}
+	_cleanup_(cleanup_free)
+	uint8_t *data = malloc(n_bytes);
+	if (!data) {
+		peer_break(p, "%s", "out of memory");
+		return;
+	}
+	wd__reply__pack(reply, data);
+	peer_send(p, data, (uint32_t)n_bytes, fds, n_fds);
+}
+
+/* ---- memory of one reply: everything it is made of goes at once ---- */
+
+struct reply_block {
+	struct reply_block *next;
+	uint64_t data[]; /* aligned for every message */
+};
+
+struct reply_arena {
+	struct reply_block *blocks;
+	bool is_failed;
+};
+
+static void reply_arena_fini(struct reply_arena *a)
+{
+	while (a->blocks) {
+		struct reply_block *next = a->blocks->next;
+		free(a->blocks);
+		a->blocks = next;
+	}
+}
+
+/* Zeroed; NULL (and is_failed) without memory. n == 0 gives a pointer too. */
+static void *reply_alloc(struct reply_arena *a, size_t n, size_t n_item_bytes)
+{
+	size_t n_bytes;
+	struct reply_block *b = NULL;
+
+	if (!__builtin_mul_overflow(n, n_item_bytes, &n_bytes) &&
+		!__builtin_add_overflow(n_bytes, sizeof(*b) + 1, &n_bytes))
+		b = calloc(1, n_bytes);
+	if (!b) {
+		a->is_failed = true;
+		return NULL;
+	}
+	b->next = a->blocks;
+	a->blocks = b;
+	return b->data;
+}
+
+/* ---- small ones ---- */
+
+void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct err *err)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Error error = WD__ERROR__INIT;
+
+	error.code = -code;
+	error.text = (char *)err->text;
+	reply.body_case = WD__REPLY__BODY_ERROR;
+	reply.error = &error;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Done done = WD__DONE__INIT;
+
+	done.generation = generation;
+	reply.body_case = WD__REPLY__BODY_DONE;
+	reply.done = &done;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Event e = WD__EVENT__INIT;
+
+	e.kind = (Wd__Event__Kind)event->kind;
+	e.model = (char *)(event->model ? event->model : "");
+	e.generation = event->generation;
+	e.loaded_bytes = event->loaded_bytes;
+	e.total_bytes = event->total_bytes;
+	e.text = (char *)(event->text ? event->text : "");
+	e.pid = event->pid;
+	reply.body_case = WD__REPLY__BODY_EVENT;
+	reply.event = &e;
+	reply_send(p, 0, &reply, NULL, 0);
+}
+
+/* ---- Welcome ---- */
+
+static Wd__Device *reply_make_device(struct reply_arena *a, struct loader *loader)
+{
+	const struct vk_device_info *info = loader_get_info(loader);
+	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
+	uint64_t weights_bytes[VK_DEVICE_MAX_HEAPS];
+	Wd__Device *d = reply_alloc(a, 1, sizeof(*d));
+	Wd__Heap *rows = reply_alloc(a, info->n_heaps, sizeof(*rows));
+	Wd__Heap **at = reply_alloc(a, info->n_heaps, sizeof(*at));
+
+	if (a->is_failed)
+		return NULL;
+	loader_get_heaps(loader, heaps, weights_bytes);
+	wd__device__init(d);
+	d->uuid = (ProtobufCBinaryData){.len = 16, .data = (uint8_t *)info->uuid};
+	d->driver_uuid = (ProtobufCBinaryData){.len = 16, .data = (uint8_t *)info->driver_uuid};
+	d->name = (char *)info->name;
+	d->software = info->is_software;
+	d->n_heaps = info->n_heaps;
+	d->heaps = at;
+	for (uint32_t i = 0; i < info->n_heaps; i++) {
+		at[i] = &rows[i];
+		wd__heap__init(&rows[i]);
+		rows[i].n_bytes = heaps[i].n_bytes;
+		rows[i].device_local = heaps[i].device_local;
+		rows[i].weights_bytes = weights_bytes[i];
+		rows[i].budget_bytes = info->has_memory_budget ? heaps[i].budget_bytes : 0;
+		rows[i].usage_bytes = heaps[i].usage_bytes;
+	}
+	return d;
+}
+
+void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s)
+{
+	_cleanup_(reply_arena_fini)
+	struct reply_arena arena = {0};
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Welcome welcome = WD__WELCOME__INIT;
+
+	welcome.protocol = WIRE_PROTOCOL;
+	welcome.build = (char *)WEIGHTD_VERSION;
+	welcome.device = reply_make_device(&arena, service_get_loader(s));
+	if (arena.is_failed) {
+		peer_break(p, "%s", "out of memory");
+		return;
+	}
+	reply.body_case = WD__REPLY__BODY_WELCOME;
+	reply.welcome = &welcome;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+/* ---- Acquired ---- */
+
+static Wd__Allocation **reply_make_allocations(struct reply_arena *a, const struct export *e)
+{
+	Wd__Allocation *rows = reply_alloc(a, e->n_allocs, sizeof(*rows));
+	Wd__Allocation **at = reply_alloc(a, e->n_allocs, sizeof(*at));
+
+	if (a->is_failed)
+		return NULL;
+	for (uint32_t i = 0; i < e->n_allocs; i++) {
+		const struct export_alloc *alloc = &e->allocs[i];
+		Wd__Allocation *m = at[i] = &rows[i];
+		wd__allocation__init(m);
+		m->index = i;
+		m->n_bytes = alloc->n_bytes;
+		m->handle_type = WD__HANDLE_TYPE__HANDLE_TYPE_OPAQUE_FD;
+		m->memory_type_index = alloc->memory_type_index;
+		m->dedicated = alloc->is_dedicated;
+		m->placement = (Wd__Placement)alloc->placement;
+		m->buffer_bytes = alloc->buffer_bytes;
+		m->inode = alloc->inode;
+		m->dev = alloc->dev;
+	}
+	return at;
+}
+
+/* FDLIST_MAX rows of at most some 100 bytes: the descriptors fill a packet long before the bytes.
+ */
+void rpc_reply_acquired(
+	struct peer *p, uint64_t request, uint64_t generation, const struct export *e)
+{
+	_cleanup_(reply_arena_fini)
+	struct reply_arena arena = {0};
+	Wd__Allocation **rows = reply_make_allocations(&arena, e);
+	uint32_t at = 0;
+
+	if (!rows) {
+		peer_break(p, "%s", "out of memory");
+		return;
+	}
+	for (bool is_first = true; is_first || at < e->n_allocs; is_first = false) {
+		Wd__Reply reply = WD__REPLY__INIT;
+		Wd__Acquired acquired = WD__ACQUIRED__INIT;
+		int fds[FDLIST_MAX];
+		uint32_t n_fds = 0;
+		uint32_t begin = at;
+
+		if (is_first)
+			fds[n_fds++] = e->manifest_fd;
+		while (at < e->n_allocs && n_fds < FDLIST_MAX)
+			fds[n_fds++] = e->allocs[at++].fd;
+		acquired.generation = generation;
+		acquired.has_manifest = is_first;
+		acquired.n_allocations = at - begin;
+		acquired.allocations = rows + begin;
+		acquired.more = at < e->n_allocs;
+		reply.body_case = WD__REPLY__BODY_ACQUIRED;
+		reply.acquired = &acquired;
+		reply_send(p, request, &reply, fds, n_fds);
+	}
+}
+
+/* ---- Models and Status ---- */
+
+static Wd__GenerationState reply_get_state(enum registry_state state)
+{
+	switch (state) {
+	case REGISTRY_LOADING: return WD__GENERATION_STATE__GENERATION_STATE_LOADING;
+	case REGISTRY_READY: return WD__GENERATION_STATE__GENERATION_STATE_READY;
+	case REGISTRY_DRAINING: return WD__GENERATION_STATE__GENERATION_STATE_DRAINING;
+	case REGISTRY_HELD: return WD__GENERATION_STATE__GENERATION_STATE_HELD;
+	case REGISTRY_LOST: return WD__GENERATION_STATE__GENERATION_STATE_LOST;
+	default: return WD__GENERATION_STATE__GENERATION_STATE_UNSPECIFIED;
+	}
+}
+
+static void reply_make_generation(struct reply_arena *a, const struct registry_generation *g,
+	bool with_allocations, Wd__Generation *m)
+{
+	const struct service_generation *data = g->data;
+	const struct export *e = data->export;
+
+	wd__generation__init(m);
+	m->id = g->id;
+	m->state = reply_get_state(g->state);
+	m->origin = (char *)"loaded";
+	m->path = data->path;
+	m->file_bytes = data->file_bytes;
+	m->loaded_bytes = data->loaded_bytes;
+	m->load_ns = data->load_ns;
+	m->n_leases = g->n_leases;
+	if (!e)
+		return;
+	m->architecture = (char *)e->architecture;
+	m->format = (char *)e->format;
+	m->n_parameters = e->n_parameters;
+	m->weights_bytes = e->weights_bytes;
+	m->manifest_bytes = e->manifest_bytes;
+	m->n_tensors = e->n_tensors;
+	if (with_allocations) {
+		m->allocations = reply_make_allocations(a, e);
+		m->n_allocations = m->allocations ? e->n_allocs : 0;
+	}
+}
+
+/* One Model a name, in order of its first generation; generations newest last. */
+static Wd__Model **reply_make_models(
+	struct reply_arena *a, struct registry *r, bool with_allocations, size_t *ret_n)
+{
+	uint32_t n = registry_count(r);
+	Wd__Model *models = reply_alloc(a, n, sizeof(*models));
+	Wd__Model **at = reply_alloc(a, n, sizeof(*at));
+	Wd__Generation *generations = reply_alloc(a, n, sizeof(*generations));
+	size_t n_models = 0;
+
+	for (uint32_t i = 0; i < n && !a->is_failed; i++) {
+		const struct registry_generation *g = registry_at(r, i);
+		size_t k = 0;
+		while (k < n_models && strcmp(models[k].name, g->model))
+			k++;
+		if (k == n_models) {
+			wd__model__init(&models[k]);
+			models[k].name = (char *)g->model;
+			models[k].generations = reply_alloc(a, n, sizeof(Wd__Generation *));
+			if (a->is_failed)
+				return NULL;
+			at[n_models++] = &models[k];
+		}
+		reply_make_generation(a, g, with_allocations, &generations[i]);
+		models[k].generations[models[k].n_generations++] = &generations[i];
+	}
+	*ret_n = n_models;
+	return a->is_failed ? NULL : at;
+}
+
+void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
+{
+	_cleanup_(reply_arena_fini)
+	struct reply_arena arena = {0};
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Models models = WD__MODELS__INIT;
+
+	models.models = reply_make_models(&arena, service_get_registry(s), false, &models.n_models);
+	if (!models.models) {
+		peer_break(p, "%s", "out of memory");
+		return;
+	}
+	/* One packet: long paths, which are for people only, are left to Status. */
+	if (wd__models__get_packed_size(&models) > WIRE_MAX_BYTES - REPLY_ENVELOPE_BYTES)
+		for (size_t i = 0; i < models.n_models; i++)
+			for (size_t k = 0; k < models.models[i]->n_generations; k++)
+				models.models[i]->generations[k]->path = (char *)"";
+	reply.body_case = WD__REPLY__BODY_MODELS;
+	reply.models = &models;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct peer *p)
+{
+	Wd__WorkerReport *m = reply_alloc(a, 1, sizeof(*m));
+
+	if (!m)
+		return NULL;
+	wd__worker_report__init(m);
+	m->kv_bytes = p->report.kv_bytes;
+	m->scratch_bytes = p->report.scratch_bytes;
+	m->io_bytes = p->report.io_bytes;
+	m->n_sessions = p->report.n_sessions;
+	m->attach_ns = p->report.attach_ns;
+	m->socket = (char *)p->report.socket;
+	return m;
+}
+
+static Wd__Peer *reply_make_peer(
+	struct reply_arena *a, struct registry *r, const struct peer *p, uint64_t now_ns)
+{
+	uint32_t n = registry_count_peer(r, p->id);
+	Wd__Peer *m = reply_alloc(a, 1, sizeof(*m));
+	Wd__Lease *rows = reply_alloc(a, n, sizeof(*rows));
+	Wd__Lease **at = reply_alloc(a, n, sizeof(*at));
+
+	if (a->is_failed)
+		return NULL;
+	wd__peer__init(m);
+	m->pid = p->pid;
+	m->uid = p->uid;
+	m->gid = p->gid;
+	m->role = (Wd__Role)p->role;
+	m->leases = at;
+	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
+		const struct registry_lease *l = registry_lease_at(r, i);
+		if (l->is_hold || l->peer != p->id)
+			continue;
+		Wd__Lease *lease = at[m->n_leases] = &rows[m->n_leases];
+		m->n_leases++;
+		wd__lease__init(lease);
+		lease->model = registry_find(r, l->generation)->model;
+		lease->generation = l->generation;
+		lease->age_ns = now_ns - l->since_ns;
+	}
+	if (p->has_report)
+		m->report = reply_make_report(a, p);
+	return a->is_failed ? NULL : m;
+}
+
+/* A status on its way out in packets: rows are added until one more would not fit. */
+struct reply_status {
+	struct peer *peer;
+	uint64_t request;
+	Wd__Status *status;
+	size_t n_bytes; /* an upper bound of the packet so far */
+};
+
+/* With `more`, and the next packet begins without the head. */
+static void reply_status_flush(struct reply_status *r, bool more)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+
+	r->status->more = more;
+	reply.body_case = WD__REPLY__BODY_STATUS;
+	reply.status = r->status;
+	reply_send(r->peer, r->request, &reply, NULL, 0);
+	Wd__Model **models = r->status->models;
+	Wd__Peer **peers = r->status->peers;
+	wd__status__init(r->status);
+	r->status->models = models;
+	r->status->peers = peers;
+	r->n_bytes = REPLY_ENVELOPE_BYTES;
+}
+
+/* Room for a row of n_bytes and its tag and length. */
+static void reply_status_reserve(struct reply_status *r, size_t n_bytes)
+{
+	enum { TAG_BYTES = 8 };
+
+	if (r->n_bytes + n_bytes + TAG_BYTES > WIRE_MAX_BYTES)
+		reply_status_flush(r, true);
+	r->n_bytes += n_bytes + TAG_BYTES;
+}
+
+/* Generations of a model that do not fit go on in the next packet, in a row of the same name. */
+static void reply_status_add_model(
+	struct reply_status *r, struct reply_arena *a, const Wd__Model *model)
+{
+	Wd__Model *row = NULL;
+
+	for (size_t i = 0; i < model->n_generations; i++) {
+		size_t n_before = r->status->n_models;
+		size_t n_bytes = wd__generation__get_packed_size(model->generations[i]);
+		reply_status_reserve(r, n_bytes + strlen(model->name) + 8);
+		if (!row || r->status->n_models != n_before) {
+			row = reply_alloc(a, 1, sizeof(*row));
+			if (!row)
+				return;
+			wd__model__init(row);
+			row->name = model->name;
+			row->generations = model->generations + i;
+			r->status->models[r->status->n_models++] = row;
+		}
+		row->n_generations++;
+	}
+}
+
+void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
+{
+	_cleanup_(reply_arena_fini)
+	struct reply_arena arena = {0};
+	struct registry *registry = service_get_registry(s);
+	const struct peer_list *peers = service_get_peers(s);
+	Wd__Status status = WD__STATUS__INIT;
+	struct reply_status r = {.peer = p, .request = request, .status = &status};
+	uint64_t now_ns = service_now_ns();
+	size_t n_models = 0;
+	Wd__Model **models = reply_make_models(&arena, registry, true, &n_models);
+	const struct peer *other;
+
+	status.pid = getpid();
+	status.build = (char *)WEIGHTD_VERSION;
+	status.uptime_ns = service_get_uptime_ns(s);
+	status.device = reply_make_device(&arena, service_get_loader(s));
+	status.models = reply_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
+	status.peers = reply_alloc(&arena, PEER_MAX, sizeof(Wd__Peer *));
+	r.n_bytes = wd__status__get_packed_size(&status) + REPLY_ENVELOPE_BYTES;
+	for (size_t i = 0; i < n_models && !arena.is_failed; i++)
+		reply_status_add_model(&r, &arena, models[i]);
+	TAILQ_FOREACH(other, peers, entry)
+	{
+		Wd__Peer *row =
+			arena.is_failed ? NULL : reply_make_peer(&arena, registry, other, now_ns);
+		if (!row)
+			break;
+		reply_status_reserve(&r, wd__peer__get_packed_size(row));
+		status.peers[status.n_peers++] = row;
+	}
+	if (arena.is_failed)
+		peer_break(p, "%s", "out of memory");
+	else
+		reply_status_flush(&r, false);
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_RPC_REPLY_H
+#define WEIGHTD_RPC_REPLY_H
+
+/*
+ * Replies and events into a peer's queue, in packets below the wire's caps. What cannot be sent
+ * breaks the peer (weightd/peer.h). Loop thread.
+ */
+#include <stdint.h>
+
+struct err;
+struct export;
+struct peer;
+struct service;
+
+/* code: -errno. */
+void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct err *err);
+void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
+void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
+
+/* The peer has a lease on the generation: its descriptors are lent to the queue. */
+void rpc_reply_acquired(
+	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
+
+void rpc_reply_models(struct peer *p, uint64_t request, struct service *s);
+void rpc_reply_status(struct peer *p, uint64_t request, struct service *s);
+
+enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
+	RPC_REPLY_PROGRESS = 1,
+	RPC_REPLY_READY,
+	RPC_REPLY_FAILED,
+	RPC_REPLY_UNLOADED,
+	RPC_REPLY_ATTACHED,
+	RPC_REPLY_DETACHED,
+};
+
+/* Strings are borrowed for the call; NULL is empty. */
+struct rpc_reply_event {
+	enum rpc_reply_event_kind kind;
+	const char *model;
+	uint64_t generation;
+	uint64_t loaded_bytes;
+	uint64_t total_bytes;
+	const char *text;
+	int32_t pid;
+};
+
+void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event);
+
+#endif

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/rpc.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/fdlist.h"
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "proto/weightd.pb-c.h"
+#include "proto/wire.h"
+#include "weightd/peer.h"
+#include "weightd/registry.h"
+#include "weightd/rpc-reply.h"
+#include "weightd/service.h"
+
+enum { RPC_UUID_BYTES = 16, RPC_MAX_BUILD_BYTES = 128 };
+
+struct rpc_call {
+	struct service *service;
+	struct peer *peer;
+	const Wd__Request *request;
+	struct fdlist *fds;
+};
+
+/* Answers, or leaves the answer to the service, and returns 0; or -errno with the refusal. */
+typedef int (*rpc_fn)(const struct rpc_call *call, struct err *ret_err);
+
+static int rpc_hello(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Hello *m = call->request->hello;
+	struct peer *p = call->peer;
+
+	if (p->is_greeted)
+		return err_set(ret_err, EPROTO, "Hello: expected once, found again");
+	if (m->protocol != WIRE_PROTOCOL)
+		return err_set(ret_err, EPROTONOSUPPORT, "protocol: expected %d, found %u",
+			WIRE_PROTOCOL, m->protocol);
+	if (strlen(m->build) > RPC_MAX_BUILD_BYTES ||
+		(m->role != WD__ROLE__ROLE_WORKER && m->role != WD__ROLE__ROLE_CONTROL))
+		return err_set(ret_err, EINVAL,
+			"Hello: expected a role of 1 or 2 and a build of at most %d bytes, found "
+			"%d and %zu",
+			RPC_MAX_BUILD_BYTES, (int)m->role, strlen(m->build));
+	p->is_greeted = true;
+	p->role = (uint32_t)m->role;
+	rpc_reply_welcome(p, call->request->id, call->service);
+	return 0;
+}
+
+static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Acquire *m = call->request->acquire;
+	int rc = registry_check_name(m->model, ret_err);
+
+	if (rc < 0)
+		return rc;
+	if (m->device_uuid.len != RPC_UUID_BYTES || m->driver_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL,
+			"Acquire: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
+			m->device_uuid.len, m->driver_uuid.len);
+	return service_acquire(call->service, call->peer, call->request->id, m->model,
+		m->device_uuid.data, m->driver_uuid.data, ret_err);
+}
+
+static int rpc_load(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Load *m = call->request->load;
+	int rc = registry_check_name(m->name, ret_err);
+
+	if (rc < 0)
+		return rc;
+	if (strlen(m->path) > SERVICE_MAX_PATH_BYTES)
+		return err_set(ret_err, ENAMETOOLONG, "Load: path: expected at most %d bytes",
+			SERVICE_MAX_PATH_BYTES);
+	if (call->fds->n == 0)
+		return err_set(ret_err, EBADF,
+			"Load: expected the descriptor of the opened file beside it, found none");
+	if (call->fds->n > 1)
+		return err_set(ret_err, ENOTSUP,
+			"Load: expected one file, found %u: split models are not available in this "
+			"version",
+			call->fds->n);
+	rc = service_load(call->service, call->peer, call->request->id, m->name, m->path,
+		call->fds->fds[0], m->replace, ret_err);
+	if (rc == 0)
+		fdlist_take(call->fds, 0);
+	return rc;
+}
+
+static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
+{
+	uint64_t generation;
+	int rc = registry_check_name(call->request->unload->name, ret_err);
+
+	if (rc == 0)
+		rc = service_unload(
+			call->service, call->request->unload->name, ret_err, &generation);
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, generation);
+	return rc;
+}
+
+static int rpc_list(const struct rpc_call *call, struct err *ret_err)
+{
+	(void)ret_err;
+	rpc_reply_models(call->peer, call->request->id, call->service);
+	return 0;
+}
+
+static int rpc_status(const struct rpc_call *call, struct err *ret_err)
+{
+	(void)ret_err;
+	rpc_reply_status(call->peer, call->request->id, call->service);
+	return 0;
+}
+
+static int rpc_watch(const struct rpc_call *call, struct err *ret_err)
+{
+	(void)ret_err;
+	rpc_reply_done(call->peer, call->request->id, 0);
+	call->peer->is_watching = true;
+	return 0;
+}
+
+static int rpc_worker_report(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__WorkerReport *m = call->request->worker_report;
+	struct peer *p = call->peer;
+
+	if (strlen(m->socket) >= sizeof(p->report.socket))
+		return err_set(ret_err, EINVAL,
+			"WorkerReport: socket: expected at most %zu bytes, found %zu",
+			sizeof(p->report.socket) - 1, strlen(m->socket));
+	p->has_report = true;
+	p->report = (struct peer_report){
+		.kv_bytes = m->kv_bytes,
+		.scratch_bytes = m->scratch_bytes,
+		.io_bytes = m->io_bytes,
+		.n_sessions = m->n_sessions,
+		.attach_ns = m->attach_ns,
+	};
+	snprintf(p->report.socket, sizeof(p->report.socket), "%s", m->socket);
+	rpc_reply_done(p, call->request->id, 0);
+	return 0;
+}
+
+static const struct {
+	rpc_fn fn;
+	const char *name;
+	bool takes_fds;
+} rpc_table[] = {
+	[WD__REQUEST__BODY_HELLO] = {rpc_hello, "Hello", false},
+	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false},
+	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true},
+	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false},
+	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false},
+	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
+	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},
+	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false},
+};
+
+/* What breaks the protocol, whatever the request wants. */
+static int rpc_check(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Request *m = call->request;
+	size_t body = (size_t)m->body_case;
+
+	if (m->id == 0)
+		return err_set(ret_err, EPROTO, "request: id: expected not 0");
+	if (m->n_fds != call->fds->n)
+		return err_set(ret_err, EPROTO, "request: descriptors: expected %u, found %u",
+			m->n_fds, call->fds->n);
+	if (body >= ARRAY_SIZE(rpc_table) || !rpc_table[body].fn)
+		return err_set(ret_err, EPROTO, "request: expected a known body, found none");
+	if (!call->peer->is_greeted && m->body_case != WD__REQUEST__BODY_HELLO)
+		return err_set(
+			ret_err, EPROTO, "request: expected Hello, found %s", rpc_table[body].name);
+	if (call->fds->n > 0 && !rpc_table[body].takes_fds)
+		return err_set(ret_err, EPROTO, "%s: expected no descriptors, found %u",
+			rpc_table[body].name, call->fds->n);
+	return 0;
+}
+
+void rpc_handle(struct service *s, struct peer *p, const uint8_t *data, uint32_t n_bytes,
+	struct fdlist *fds)
+{
+	struct err err = ERR_NULL;
+	/* A request has no repeated field: what comes out is a small multiple of a packet. */
+	Wd__Request *request = wd__request__unpack(NULL, n_bytes, data);
+
+	if (!request) {
+		int rc = err_set(&err, EBADMSG, "packet: %u bytes that are no request", n_bytes);
+		rpc_reply_error(p, 0, rc, &err);
+		peer_break(p, "%s", err.text);
+		return;
+	}
+	const struct rpc_call call = {.service = s, .peer = p, .request = request, .fds = fds};
+	int rc = rpc_check(&call, &err);
+	bool is_over = rc < 0;
+	if (rc == 0) {
+		rc = rpc_table[request->body_case].fn(&call, &err);
+		is_over = !p->is_greeted;
+	}
+	if (rc < 0) {
+		log_debug(
+			"peer %llu, pid %d: %s", (unsigned long long)p->id, (int)p->pid, err.text);
+		rpc_reply_error(p, request->id, rc, &err);
+		if (is_over)
+			peer_break(p, "%s", err.text);
+	}
+	wd__request__free_unpacked(request, NULL);
+}

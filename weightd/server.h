@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_SERVER_H
+#define WEIGHTD_SERVER_H
+
+/*
+ * The loop: the listening socket, its connections, signals and the loader's news. The thread that
+ * calls it is the loop thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+
+/* A model of the command line. */
+struct server_model {
+	const char *name;
+	const char *path;
+	int fd; /* owned; -1 once the loader has it */
+};
+
+/* Everything borrowed. */
+struct server_params {
+	const char *socket;
+	const char *device;
+	uint64_t alloc_bytes; /* see loader_params */
+	bool use_pread;
+	uint32_t n_models;
+	struct server_model *models;
+};
+
+/*
+ * Serves until SIGTERM or SIGINT: 0. It says on stderr that it is ready when the models of the
+ * command line are. -errno with a sentence when it cannot start, or one of these does not load.
+ */
+int must_check server_run(const struct server_params *params, struct err *ret_err);
+
+#endif
