@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTCTL_COMMANDS_H
+#define WEIGHTCTL_COMMANDS_H
+
+/*
+ * The commands, one a file. Each prints its result to stdout and returns 0; COMMANDS_USAGE when an
+ * argument cannot be meant (exit status 2); -errno for what was refused or failed (exit status 1).
+ * The last two with one line in ret_err, which may stay empty where -errno says it all. The number
+ * of arguments has been checked.
+ */
+#include "proto/util/cleanup.h"
+
+struct err;
+struct options;
+
+enum { COMMANDS_USAGE = 1 };
+
+int must_check load_run(const struct options *o, struct err *ret_err);
+int must_check unload_run(const struct options *o, struct err *ret_err);
+int must_check ls_run(const struct options *o, struct err *ret_err);
+int must_check status_run(const struct options *o, struct err *ret_err);
+int must_check ask_run(const struct options *o, struct err *ret_err);
+int must_check chat_run(const struct options *o, struct err *ret_err);
+int must_check complete_run(const struct options *o, struct err *ret_err);
+int must_check inspect_run(const struct options *o, struct err *ret_err);
+int must_check tokenize_run(const struct options *o, struct err *ret_err);
+int must_check detokenize_run(const struct options *o, struct err *ret_err);
+
+#endif

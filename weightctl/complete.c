@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/commands.h"
+
+#include "proto/worker-client.h"
+#include "weightctl/generation.h"
+#include "weightctl/input.h"
+#include "weightctl/options.h"
+#include "weightctl/output.h"
+
+static int complete(const struct options *o, struct worker_client *c, struct err *ret_err)
+{
+	_cleanup_(cleanup_free)
+	char *text = NULL;
+	_cleanup_(generation_fini)
+	struct generation g = {0};
+	uint64_t session;
+	uint32_t n_bytes, n_total;
+	int r = input_read(o->args[0], ret_err, &text, &n_bytes);
+
+	if (r == 0)
+		r = worker_client_open_session(c, ret_err, &session);
+	/* Who writes a raw prompt means the marks in it. */
+	if (r == 0)
+		r = worker_client_append_text(c, session, text, n_bytes, true, ret_err, &n_total);
+	if (r == 0)
+		r = generation_run(o, c, session, ret_err, &g);
+	if (r == 0 && o->json)
+		r = output_json(generation_json(&g));
+	return r;
+}
+
+int complete_run(const struct options *o, struct err *ret_err)
+{
+	struct worker_client *c = NULL;
+	int r = worker_client_new(o->worker, ret_err, &c);
+
+	if (r < 0)
+		return r;
+	r = complete(o, c, ret_err);
+	worker_client_free(c);
+	return r;
+}

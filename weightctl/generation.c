@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/generation.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "weightctl/options.h"
+#include "weightctl/output.h"
+
+struct sink {
+	struct generation *generation;
+	bool prints;
+	int result; /* of what stopped it, or 0 */
+};
+
+void generation_fini(struct generation *g)
+{
+	free(g->text);
+	free(g->ids);
+	*g = (struct generation){0};
+}
+
+/* Room for n more elements behind n_used. */
+static int grow(void **array, uint64_t n_used, uint64_t n, uint64_t size, uint64_t *n_room)
+{
+	if (*n_room - n_used >= n)
+		return 0;
+	uint64_t n_grown = 2 * n_used + n + 256;
+	void *grown = reallocarray(*array, n_grown, size);
+	if (!grown)
+		return -ENOMEM;
+	*array = grown;
+	*n_room = n_grown;
+	return 0;
+}
+
+static bool take_token(uint32_t id, const char *text, uint32_t n_bytes, void *userdata)
+{
+	struct sink *sink = userdata;
+	struct generation *g = sink->generation;
+
+	sink->result = grow((void **)&g->ids, g->n_ids, 1, sizeof(*g->ids), &g->n_ids_room);
+	if (sink->result == 0)
+		sink->result = grow((void **)&g->text, g->n_bytes, n_bytes, 1, &g->n_room);
+	if (sink->result < 0)
+		return false;
+	g->ids[g->n_ids++] = id;
+	if (n_bytes)
+		memcpy(g->text + g->n_bytes, text, n_bytes);
+	g->n_bytes += n_bytes;
+	if (!sink->prints || n_bytes == 0)
+		return true;
+	fwrite(text, 1, n_bytes, stdout);
+	return fflush(stdout) == 0; /* nobody reads any more: cancel */
+}
+
+int generation_run(const struct options *o, struct worker_client *c, uint64_t session,
+	struct err *ret_err, struct generation *ret_generation)
+{
+	struct worker_client_generate g = {.n_predict = o->n_predict, .sampling = o->sampling};
+	struct sink sink = {.generation = ret_generation, .prints = !o->json};
+	int r = worker_client_generate(
+		c, session, &g, take_token, &sink, ret_err, &ret_generation->finished);
+
+	if (!o->json && (r == 0 || ret_generation->n_bytes))
+		putchar('\n');
+	if (r < 0)
+		return r;
+	if (sink.result < 0)
+		return sink.result;
+	if (output_flush(ret_err) < 0)
+		return -EIO;
+	switch (ret_generation->finished.reason) {
+	case WORKER_CLIENT_STOP:
+	case WORKER_CLIENT_LENGTH: return 0;
+	case WORKER_CLIENT_CANCELLED:
+		return err_set(ret_err, ECANCELED, "the worker cancelled the generation");
+	default: return err_set(ret_err, EIO, "%s", ret_generation->finished.text);
+	}
+}
+
+static double rate(uint64_t n_tokens, uint64_t ns)
+{
+	return ns ? (double)n_tokens * 1e9 / (double)ns : 0;
+}
+
+json_t *generation_json(const struct generation *g)
+{
+	const struct worker_client_finished *f = &g->finished;
+	uint32_t n_computed = f->prompt_tokens - f->cached_tokens;
+	uint32_t n_behind_first = f->generated_tokens ? f->generated_tokens - 1 : 0;
+	char seed[24];
+
+	/* A string: more than the 53 bits that every JSON reader has. */
+	snprintf(seed, sizeof(seed), "%" PRIu64, f->seed);
+	return json_pack("{s:o, s:o, s:I, s:I, s:I, s:s, s:s, s:{s:f, s:f, s:f, s:f}}", "text",
+		output_string(g->text, g->n_bytes), "tokens", output_ids(g->ids, g->n_ids),
+		"prompt_tokens", (json_int_t)f->prompt_tokens, "cached_tokens",
+		(json_int_t)f->cached_tokens, "generated_tokens", (json_int_t)f->generated_tokens,
+		"finish_reason", f->reason == WORKER_CLIENT_STOP ? "stop" : "length", "seed", seed,
+		"timings", "prompt_ms", (double)f->prompt_ns / 1e6, "generate_ms",
+		(double)f->generate_ns / 1e6, "prompt_tokens_per_second",
+		rate(n_computed, f->prompt_ns), "generate_tokens_per_second",
+		rate(n_behind_first, f->generate_ns));
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTCTL_GENERATION_H
+#define WEIGHTCTL_GENERATION_H
+
+/*
+ * One run of a session's model: its text goes to stdout as it comes, or is kept for one JSON
+ * object.
+ */
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/worker-client.h"
+
+struct err;
+struct options;
+
+/* Zero is empty. */
+struct generation {
+	char *text; /* [n_bytes], not NUL-terminated */
+	uint64_t n_bytes, n_room;
+	uint32_t *ids; /* [n_ids] */
+	uint64_t n_ids, n_ids_room;
+	struct worker_client_finished finished;
+};
+
+void generation_fini(struct generation *g);
+
+/*
+ * Generates into *ret_generation (empty before). Without --json prints every piece and at the end a
+ * line break. -ECANCELED, -EIO with ret_err when the worker gave up.
+ */
+int must_check generation_run(const struct options *o, struct worker_client *c, uint64_t session,
+	struct err *ret_err, struct generation *ret_generation);
+
+/* The object of --json, the caller's reference. NULL: no memory. */
+json_t *generation_json(const struct generation *g);
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "proto/stream.h"
+#include "proto/util/err.h"
+
+static int read_stdin(struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes)
+{
+	_cleanup_(cleanup_free)
+	char *text = malloc(STREAM_MAX_BYTES + 1);
+
+	if (!text)
+		return -ENOMEM;
+	size_t n = fread(text, 1, STREAM_MAX_BYTES + 1, stdin);
+	if (ferror(stdin))
+		return err_set(ret_err, EIO, "standard input: %s", strerror(errno));
+	if (n > STREAM_MAX_BYTES)
+		return err_set(ret_err, E2BIG, "standard input: expected at most %d bytes",
+			STREAM_MAX_BYTES);
+	*ret_text = TAKE_PTR(text);
+	*ret_n_bytes = (uint32_t)n;
+	return 0;
+}
+
+int input_read(const char *argument, struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes)
+{
+	if (strcmp(argument, "-") == 0)
+		return read_stdin(ret_err, ret_text, ret_n_bytes);
+	size_t n = strlen(argument);
+	if (n > STREAM_MAX_BYTES)
+		return err_set(ret_err, E2BIG, "text: expected at most %d bytes, found %zu",
+			STREAM_MAX_BYTES, n);
+	char *text = strdup(argument);
+	if (!text)
+		return -ENOMEM;
+	*ret_text = text;
+	*ret_n_bytes = (uint32_t)n;
+	return 0;
+}
+
+int input_open(const char *path, struct err *ret_err, int *ret_fd, uint64_t *ret_n_bytes)
+{
+	/* O_NONBLOCK: the open of a FIFO would wait for a writer. */
+	_cleanup_(cleanup_close)
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || fcntl(fd, F_SETFL, 0) < 0) {
+		int code = errno;
+		return err_set(ret_err, code, "%s: %s", path, strerror(code));
+	}
+	*ret_n_bytes = (uint64_t)st.st_size;
+	*ret_fd = TAKE_FD(fd);
+	return 0;
+}

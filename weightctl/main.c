@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "weightctl/commands.h"
+#include "weightctl/options.h"
+#include "weightctl/output.h"
+
+enum { EXIT_REFUSED = 1, EXIT_USAGE = 2 };
+
+struct command {
+	const char *name;
+	const char *args; /* for the usage */
+	uint32_t n_min, n_max;
+	int (*run)(const struct options *o, struct err *ret_err);
+};
+
+static const struct command commands[] = {
+	{"load", "NAME=FILE", 1, 1, load_run},
+	{"unload", "NAME", 1, 1, unload_run},
+	{"ls", "no argument", 0, 0, ls_run},
+	{"status", "no argument", 0, 0, status_run},
+	{"inspect", "FILE", 1, 1, inspect_run},
+	{"ask", "TEXT", 1, 1, ask_run},
+	{"chat", "no argument", 0, 0, chat_run},
+	{"complete", "TEXT", 1, 1, complete_run},
+	{"tokenize", "TEXT", 1, 1, tokenize_run},
+	{"detokenize", "ID...", 1, UINT32_MAX, detokenize_run},
+};
+
+static const char help[] =
+	"Usage: weightctl [OPTION]... COMMAND [ARGUMENT]...\n"
+	"\n"
+	"Models, asked of weightd:\n"
+	"  load NAME=FILE      load a GGUF file under a name; --replace: behind a model of that "
+	"name\n"
+	"  unload NAME         no new leases; the memory goes with the last one\n"
+	"  ls                  the models\n"
+	"  status              device, models, allocations, workers and what sharing saves;\n"
+	"                      with --worker that worker's own status too, with only --worker it "
+	"alone\n"
+	"  inspect FILE        what a GGUF file holds, and whether it would load\n"
+	"\n"
+	"Text, asked of a worker:\n"
+	"  ask TEXT            answer a question, through the model's chat template\n"
+	"  chat                a conversation, a line of standard input a turn\n"
+	"  complete TEXT       continue a text; special tokens written in it are recognised\n"
+	"  tokenize TEXT       the ids of a text; special tokens written in it are recognised\n"
+	"  detokenize ID...    the text of ids\n"
+	"  A TEXT of \"-\" is read from standard input.\n"
+	"\n"
+	"Options, before or after the command:\n"
+	"  --weightd PATH      weightd's socket ($WEIGHTD_SOCKET)\n"
+	"  --worker PATH       the worker's socket ($WORKERD_SOCKET)\n"
+	"  --json              one JSON object; figures in bytes\n"
+	"  --n-predict N       at most N tokens (0, the default: until the model ends)\n"
+	"  --temp T            temperature (0, the default: always the likeliest token)\n"
+	"  --top-k K           of the K likeliest tokens (0, the default: off)\n"
+	"  --top-p P           of the likeliest tokens that hold the share P (0, the default: "
+	"off)\n"
+	"  --min-p P           of tokens at least P times as likely as the likeliest (default 0: "
+	"off)\n"
+	"  --repeat-penalty R  divide the logits of the last 64 tokens by R (0, the default: off)\n"
+	"  --seed S            of the random draws (by default the worker's choice)\n"
+	"  -h, --help          this text\n"
+	"  --version           the version\n"
+	"\n"
+	"Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
+
+static const struct command *find_command(const char *name)
+{
+	for (uint32_t i = 0; i < ARRAY_SIZE(commands); i++)
+		if (strcmp(commands[i].name, name) == 0)
+			return &commands[i];
+	return NULL;
+}
+
+/* The command that was meant; NULL with the complaint. */
+static const struct command *judge_command(const struct options *o, struct err *ret_err)
+{
+	const struct command *command = o->command ? find_command(o->command) : NULL;
+
+	if (!o->command)
+		(void)err_set(ret_err, EINVAL, "expected a command");
+	else if (!command)
+		(void)err_set(ret_err, EINVAL, "unknown command %s", o->command);
+	else if (o->n_args < command->n_min || o->n_args > command->n_max)
+		(void)err_set(ret_err, EINVAL, "%s: expected %s, found %u arguments", command->name,
+			command->args, o->n_args);
+	else
+		return command;
+	return NULL;
+}
+
+static int complain(const struct err *err, int r)
+{
+	fflush(stdout);
+	fprintf(stderr, "weightctl: %s\n", err->text[0] ? err->text : strerror(-r));
+	return EXIT_REFUSED;
+}
+
+static int complain_usage(const struct err *err)
+{
+	fprintf(stderr, "weightctl: %s\nTry 'weightctl --help'.\n", err->text);
+	return EXIT_USAGE;
+}
+
+static int run(const struct options *o)
+{
+	struct err err = ERR_NULL;
+	const struct command *command = NULL;
+	int r = 0;
+
+	if (o->help) {
+		fputs(help, stdout);
+	} else if (o->version) {
+		puts("weightctl " WEIGHTD_VERSION);
+	} else {
+		command = judge_command(o, &err);
+		if (!command)
+			return complain_usage(&err);
+		r = command->run(o, &err);
+	}
+	if (r > 0)
+		return complain_usage(&err);
+	if (r == 0)
+		r = output_flush(&err);
+	return r < 0 ? complain(&err, r) : 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct err err = ERR_NULL;
+	struct options o = {0};
+	int r = options_parse(argc, argv, &err, &o);
+
+	if (r)
+		return r > 0 ? complain_usage(&err) : complain(&err, r);
+	r = run(&o);
+	options_fini(&o);
+	return r;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTCTL_OPTIONS_H
+#define WEIGHTCTL_OPTIONS_H
+
+/*
+ * The command line. Options may stand before or after the command and its arguments; behind "--"
+ * everything is an argument.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/worker-client.h"
+
+struct err;
+
+struct options {
+	const char *weightd; /* a socket's path, NULL: the default */
+	const char *worker;
+	bool json;
+	bool replace;
+	bool help;
+	bool version;
+	uint32_t n_predict; /* 0: until the model ends */
+	struct worker_client_sampling sampling;
+	const char *command; /* NULL: none was given */
+	char **args;         /* [n_args], what stood behind the command; the array is owned */
+	uint32_t n_args;
+};
+
+/* OPTIONS_USAGE with one line in ret_err: an unknown option, a missing or wrong value. -ENOMEM. */
+enum { OPTIONS_USAGE = 1 };
+int must_check options_parse(
+	int argc, char **argv, struct err *ret_err, struct options *ret_options);
+
+void options_fini(struct options *o);
+
+#endif

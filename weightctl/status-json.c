@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/status-json.h"
+
+#include "proto/manifest.h"
+#include "proto/weights-client.h"
+#include "proto/worker-client.h"
+#include "weightctl/output.h"
+#include "weightctl/sharing.h"
+#include "weightctl/status-names.h"
+
+typedef json_t *(*element_fn)(const void *elements, uint32_t index);
+
+/* An array of n elements; NULL when one of them is. */
+static json_t *array_of(const void *elements, uint32_t n, element_fn make)
+{
+	json_t *array = json_array();
+
+	for (uint32_t i = 0; array && i < n; i++) {
+		if (json_array_append_new(array, make(elements, i)) < 0) {
+			json_decref(array);
+			array = NULL;
+		}
+	}
+	return array;
+}
+
+static json_t *heap(const void *heaps, uint32_t i)
+{
+	const struct weights_client_heap *h = (const struct weights_client_heap *)heaps + i;
+
+	return json_pack("{s:I, s:b, s:I, s:I, s:I}", "n_bytes", (json_int_t)h->n_bytes,
+		"device_local", h->device_local, "weights_bytes", (json_int_t)h->weights_bytes,
+		"budget_bytes", (json_int_t)h->budget_bytes, "usage_bytes",
+		(json_int_t)h->usage_bytes);
+}
+
+static json_t *device(const struct weights_client_device *d)
+{
+	return json_pack("{s:o, s:o, s:o, s:b, s:o}", "name", output_name(d->name), "uuid",
+		output_name(status_names_uuid(d->uuid).text), "driver_uuid",
+		output_name(status_names_uuid(d->driver_uuid).text), "software", d->software,
+		"heaps", array_of(d->heaps, d->n_heaps, heap));
+}
+
+static json_t *allocation(const void *allocs, uint32_t i)
+{
+	const struct weights_client_alloc *a = (const struct weights_client_alloc *)allocs + i;
+
+	return json_pack("{s:I, s:I, s:I, s:s, s:s, s:I, s:b, s:I, s:I}", "index",
+		(json_int_t)a->index, "n_bytes", (json_int_t)a->n_bytes, "buffer_bytes",
+		(json_int_t)a->buffer_bytes, "placement", status_names_placement(a->placement),
+		"handle_type", status_names_handle(a->handle_type), "memory_type_index",
+		(json_int_t)a->memory_type_index, "dedicated", a->dedicated, "inode",
+		(json_int_t)a->inode, "dev", (json_int_t)a->dev);
+}
+
+static json_t *generation(const void *generations, uint32_t i)
+{
+	const struct weights_client_generation *g =
+		(const struct weights_client_generation *)generations + i;
+
+	return json_pack(
+		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "id",
+		(json_int_t)g->id, "state", output_name(g->state), "origin", output_name(g->origin),
+		"path", output_name(g->path), "architecture", output_name(g->architecture),
+		"format", output_name(g->format), "n_parameters", (json_int_t)g->n_parameters,
+		"file_bytes", (json_int_t)g->file_bytes, "weights_bytes",
+		(json_int_t)g->weights_bytes, "manifest_bytes", (json_int_t)g->manifest_bytes,
+		"loaded_bytes", (json_int_t)g->loaded_bytes, "load_ns", (json_int_t)g->load_ns,
+		"n_leases", (json_int_t)g->n_leases, "n_tensors", (json_int_t)g->n_tensors,
+		"allocations", array_of(g->allocs, g->n_allocs, allocation));
+}
+
+static json_t *model(const void *models, uint32_t i)
+{
+	const struct weights_client_model *m = (const struct weights_client_model *)models + i;
+
+	return json_pack("{s:o, s:o}", "name", output_name(m->name), "generations",
+		array_of(m->generations, m->n_generations, generation));
+}
+
+json_t *status_json_models(const struct weights_client_status *s)
+{
+	return array_of(s->models, s->n_models, model);
+}
+
+static json_t *lease(const void *leases, uint32_t i)
+{
+	const struct weights_client_lease *l = (const struct weights_client_lease *)leases + i;
+
+	return json_pack("{s:o, s:I, s:I}", "model", output_name(l->model), "generation",
+		(json_int_t)l->generation, "age_ns", (json_int_t)l->age_ns);
+}
+
+/* The figures of a worker that has not reported yet are 0. */
+static json_t *worker(const struct weights_client_peer *p)
+{
+	const struct weights_client_report *r = &p->report;
+
+	return json_pack("{s:i, s:I, s:I, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "pid", p->pid,
+		"uid", (json_int_t)p->uid, "gid", (json_int_t)p->gid, "leases",
+		array_of(p->leases, p->n_leases, lease), "has_report", p->has_report, "kv_bytes",
+		(json_int_t)r->kv_bytes, "scratch_bytes", (json_int_t)r->scratch_bytes, "io_bytes",
+		(json_int_t)r->io_bytes, "n_sessions", (json_int_t)r->n_sessions, "attach_ns",
+		(json_int_t)r->attach_ns, "socket", output_name(r->socket));
+}
+
+static json_t *workers(const struct weights_client_status *s)
+{
+	json_t *array = json_array();
+
+	for (uint32_t i = 0; array && i < s->n_peers; i++) {
+		if (s->peers[i].role != WEIGHTS_CLIENT_WORKER)
+			continue;
+		if (json_array_append_new(array, worker(&s->peers[i])) < 0) {
+			json_decref(array);
+			array = NULL;
+		}
+	}
+	return array;
+}
+
+json_t *status_json_weightd(const struct weights_client_status *s)
+{
+	struct sharing sharing = sharing_count(s);
+
+	return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I}}", "pid",
+		s->pid, "version", output_name(s->build), "uptime_ns", (json_int_t)s->uptime_ns,
+		"device", device(&s->device), "models", status_json_models(s), "workers",
+		workers(s), "sharing", "n_workers", (json_int_t)sharing.n_workers, "n_leases",
+		(json_int_t)sharing.n_leases, "resident_bytes", (json_int_t)sharing.resident_bytes,
+		"private_bytes", (json_int_t)sharing.private_bytes, "separate_bytes",
+		(json_int_t)sharing.separate_bytes);
+}
+
+static json_t *role(const void *roles, uint32_t i)
+{
+	const struct worker_client_role *r = (const struct worker_client_role *)roles + i;
+
+	return json_pack("{s:o, s:I, s:I, s:I}", "name", output_name(r->name), "requested_bytes",
+		(json_int_t)r->requested_bytes, "placed_bytes", (json_int_t)r->placed_bytes,
+		"spilled_bytes", (json_int_t)r->spilled_bytes);
+}
+
+json_t *status_json_worker(const struct worker_client_status *s)
+{
+	return json_pack(
+		"{s:i, s:I, s:o, s:I, s:o, s:b, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+		"s:I, s:I, s:b}",
+		"pid", s->pid, "uptime_ns", (json_int_t)s->uptime_ns, "model",
+		output_name(s->model), "generation", (json_int_t)s->generation, "device",
+		output_name(s->device), "software", s->software, "weights_bytes",
+		(json_int_t)s->weights_bytes, "roles", array_of(s->roles, s->n_roles, role),
+		"n_sessions", (json_int_t)s->n_sessions, "max_sessions",
+		(json_int_t)s->max_sessions, "n_ctx", (json_int_t)s->n_ctx, "attach_ns",
+		(json_int_t)s->attach_ns, "ready_ns", (json_int_t)s->ready_ns, "first_token_ns",
+		(json_int_t)s->first_token_ns, "prompt_tokens", (json_int_t)s->prompt_tokens,
+		"generated_tokens", (json_int_t)s->generated_tokens, "n_dispatches",
+		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected);
+}

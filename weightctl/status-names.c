@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/status-names.h"
+
+#include <stdio.h>
+
+#include "proto/manifest.h"
+#include "proto/weights-client.h"
+
+const char *status_names_placement(uint32_t placement)
+{
+	switch (placement) {
+	case MANIFEST_PLACEMENT_DEVICE: return "device";
+	case MANIFEST_PLACEMENT_PINNED: return "pinned";
+	case MANIFEST_PLACEMENT_STAGED: return "staged";
+	case MANIFEST_PLACEMENT_PAGED: return "paged";
+	default: return "unknown";
+	}
+}
+
+const char *status_names_handle(uint32_t handle_type)
+{
+	switch (handle_type) {
+	case WEIGHTS_CLIENT_OPAQUE_FD: return "opaque_fd";
+	case WEIGHTS_CLIENT_MEMFD: return "memfd";
+	default: return "unknown";
+	}
+}
+
+struct status_names_uuid status_names_uuid(const uint8_t uuid[16])
+{
+	struct status_names_uuid result;
+	char *at = result.text;
+
+	for (int i = 0; i < 16; i++)
+		at += sprintf(
+			at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+	return result;
+}
