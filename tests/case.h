@@ -33,7 +33,7 @@ static inline int case_count_fds(void)
 	return n;
 }
 
-static int case_setup(void **state)
+static inline int case_setup(void **state)
 {
 	(void)state;
 	case_n_fds_before = case_count_fds();
@@ -41,7 +41,7 @@ static int case_setup(void **state)
 	return 0;
 }
 
-static int case_teardown(void **state)
+static inline int case_teardown(void **state)
 {
 	(void)state;
 	alarm(0);

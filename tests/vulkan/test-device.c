@@ -217,7 +217,10 @@ static int leak(void)
 	struct vk_memory *m;
 	struct err e;
 
-	if (vk_device_new(on_device_select(), &e, &d) || vk_memory_new(d, &params, &e, &m))
+	int r = vk_device_new(on_device_select(), &e, &d);
+	if (r == -ENOENT)
+		return CASE_SKIP; /* the layer was asked for and is not installed */
+	if (r || vk_memory_new(d, &params, &e, &m))
 		return 2;
 	vk_device_free(d);
 	return 0;
@@ -234,6 +237,8 @@ static void test_validation_works(void **state)
 	assert_null(strstr(output, "validation: "));
 	status = run_leak("1", output);
 	assert_true(WIFEXITED(status));
+	if (WEXITSTATUS(status) == CASE_SKIP)
+		skip();
 	assert_int_equal(WEXITSTATUS(status), 0);
 	assert_non_null(strstr(output, "validation: "));
 	assert_non_null(strstr(output, "forgotten"));

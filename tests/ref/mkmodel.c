@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes a qwen3 model of about a given size with random weights: for speed, memory and failures,
+ * not for meaning. Equal arguments give equal files.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/dtype.h"
+#include "proto/util/cleanup.h"
+#include "tests/ref/gguf-build.h"
+
+static const char usage[] =
+	"usage: mkmodel FILE [--bytes N[K|M|G]] [--type q8_0|f16|f32] [--layers N] [--embd N]\n"
+	"               [--ff N] [--heads N] [--kv-heads N] [--head-dim N] [--vocab N] [--ctx N]\n"
+	"               [--untied] [--seed N]\n"
+	"--bytes chooses what the other options leave open: embd, layers, ff.\n";
+
+/* Prime numbers of blocks, so that rows of a matrix are not copies of each other. */
+enum { POOL_BLOCKS = 250007, POOL_ELEMENTS = 4000037, MAX_POOLS = 8 };
+
+struct pool {
+	uint32_t type;
+	uint64_t n_row; /* elements */
+	uint64_t n_bytes;
+	uint8_t *data;
+};
+
+struct out {
+	int fd;
+	uint64_t rng;
+	uint32_t n_pools;
+	struct pool pools[MAX_POOLS];
+};
+
+static void die(const char *what)
+{
+	fprintf(stderr, "mkmodel: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void refuse(const char *option, const char *text)
+{
+	fprintf(stderr, "mkmodel: --%s: cannot use \"%s\"\n", option, text);
+	exit(2);
+}
+
+static void write_all(int fd, const uint8_t *data, uint64_t n_bytes)
+{
+	while (n_bytes > 0) {
+		ssize_t n = write(fd, data, n_bytes);
+		if (n < 0 && errno != EINTR)
+			die("write");
+		if (n > 0) {
+			data += n;
+			n_bytes -= (uint64_t)n;
+		}
+	}
+}
+
+static const struct pool *get_pool(struct out *out, uint32_t type, uint64_t n_row)
+{
+	const struct dtype *dtype = dtype_find(type);
+
+	for (uint32_t i = 0; i < out->n_pools; i++)
+		if (out->pools[i].type == type && out->pools[i].n_row == n_row)
+			return &out->pools[i];
+	struct pool *p = &out->pools[out->n_pools++];
+	uint64_t n_blocks = dtype->n_block > 1 ? POOL_BLOCKS : POOL_ELEMENTS;
+	*p = (struct pool){.type = type, .n_row = n_row, .n_bytes = n_blocks * dtype->n_bytes};
+	p->data = malloc(p->n_bytes);
+	if (!p->data)
+		die("malloc");
+	gguf_build_fill(type, 0, 1 / sqrtf((float)n_row), n_blocks, &out->rng, p->data);
+	return p;
+}
+
+static void write_tensor(struct out *out, const struct gguf_build_tensor *t)
+{
+	const struct dtype *dtype = dtype_find(t->type);
+	uint64_t n_left = t->n_bytes;
+
+	if (t->n_dims == 1) {
+		uint8_t *norm = malloc(t->n_bytes);
+		if (!norm)
+			die("malloc");
+		gguf_build_fill(t->type, 1, 0.05f, t->n_bytes / dtype->n_bytes, &out->rng, norm);
+		write_all(out->fd, norm, t->n_bytes);
+		free(norm);
+		return;
+	}
+	const struct pool *p = get_pool(out, t->type, t->ne[0]);
+	uint64_t at = (t->offset * 2654435761u / dtype->n_bytes * dtype->n_bytes) % p->n_bytes;
+	at -= at % dtype->n_bytes;
+	while (n_left > 0) {
+		uint64_t n = p->n_bytes - at < n_left ? p->n_bytes - at : n_left;
+		write_all(out->fd, p->data + at, n);
+		n_left -= n;
+		at = 0;
+	}
+}
+
+static uint64_t write_model(const struct gguf_build *b, const char *path)
+{
+	static const uint8_t zeroes[64];
+	struct out out = {.rng = b->seed | 1};
+	uint64_t n_metadata, at = 0;
+	uint8_t *metadata = gguf_build_metadata(b, &n_metadata);
+
+	out.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+	if (out.fd < 0)
+		die(path);
+	write_all(out.fd, metadata, n_metadata);
+	free(metadata);
+	for (uint32_t i = 0; i < b->n_tensors; i++) {
+		const struct gguf_build_tensor *t = &b->tensors[i];
+		write_all(out.fd, zeroes, t->offset - at);
+		write_tensor(&out, t);
+		at = t->offset + t->n_bytes;
+	}
+	if (close(out.fd) < 0)
+		die(path);
+	for (uint32_t i = 0; i < out.n_pools; i++)
+		free(out.pools[i].data);
+	return n_metadata + at;
+}
+
+static double get_row_bytes(uint32_t type, double n_elements)
+{
+	const struct dtype *dtype = dtype_find(type);
+
+	return n_elements / dtype->n_block * dtype->n_bytes;
+}
+
+/* Elements of a layer's matrices. */
+static double count_layer(const struct gguf_build_shape *s)
+{
+	double n_q = (double)s->n_head * s->head_dim, n_kv = (double)s->n_head_kv * s->head_dim;
+
+	return s->n_embd * (2 * n_q + 2 * n_kv + 3.0 * s->n_ff);
+}
+
+/* What the options left open at this row length, with the usual proportions. */
+static struct gguf_build_shape complete(const struct gguf_build_shape *given, uint32_t n_embd)
+{
+	struct gguf_build_shape s = *given;
+
+	s.n_embd = s.n_embd ? s.n_embd : n_embd;
+	s.head_dim = s.head_dim ? s.head_dim : (s.n_embd >= 1024 ? 128 : 64);
+	s.n_head = s.n_head ? s.n_head : (s.n_embd + s.head_dim - 1) / s.head_dim;
+	s.n_head_kv = s.n_head_kv ? s.n_head_kv : (s.n_head % 2 ? s.n_head : s.n_head / 2);
+	s.n_ff = s.n_ff ? s.n_ff : 3 * s.n_embd;
+	s.n_vocab = s.n_vocab ? s.n_vocab : 4096;
+	s.n_ctx = s.n_ctx ? s.n_ctx : 4096;
+	return s;
+}
+
+/* The smallest row length that needs at most 32 layers; then ff takes up what is left over. */
+static struct gguf_build_shape fit(const struct gguf_build_shape *given, uint64_t n_bytes)
+{
+	struct gguf_build_shape s = complete(given, 256);
+
+	for (uint32_t n_embd = 256; n_bytes > 0 && n_embd <= 8192; n_embd *= 2) {
+		s = complete(given, n_embd);
+		double fixed =
+			get_row_bytes(s.type, (double)s.n_embd * s.n_vocab) * (s.untied ? 2 : 1);
+		double left = (double)n_bytes > fixed ? (double)n_bytes - fixed : 0;
+		double layers = left / get_row_bytes(s.type, count_layer(&s));
+
+		if (!given->n_layers)
+			s.n_layers = layers < 1 ? 1 : (layers > 512 ? 512 : (uint32_t)layers);
+		if (!given->n_ff) {
+			double spare = left - get_row_bytes(s.type, count_layer(&s)) * s.n_layers;
+			double per_ff = get_row_bytes(s.type, 3.0 * s.n_embd) * s.n_layers;
+			double n_ff = s.n_ff + spare / per_ff;
+			s.n_ff = n_ff < 32 ? 32 : (uint32_t)(n_ff / 32) * 32;
+		}
+		if (given->n_embd || s.n_layers <= 32)
+			break;
+	}
+	s.n_layers = s.n_layers ? s.n_layers : 4;
+	return s;
+}
+
+static uint64_t parse_number(const char *option, const char *text, uint64_t max)
+{
+	char *end;
+
+	errno = 0;
+	uint64_t v = strtoull(text, &end, 10);
+	uint32_t shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+	if (end == text || errno || end[shift ? 1 : 0] || v == 0 || v > max >> shift)
+		refuse(option, text);
+	return v << shift;
+}
+
+static uint32_t parse_type(const char *text)
+{
+	static const uint32_t types[] = {DTYPE_F32, DTYPE_F16, DTYPE_Q8_0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(types); i++)
+		if (strcmp(text, dtype_find(types[i])->name) == 0)
+			return types[i];
+	refuse("type", text);
+	return 0;
+}
+
+static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uint64_t *ret_n_bytes)
+{
+	enum { BYTES = 'b', TYPE = 't', UNTIED = 'u', SEED = 's', HELP = 'h', NUMBER = 256 };
+	uint32_t *const numbers[] = {&s->n_layers, &s->n_embd, &s->n_ff, &s->n_head, &s->n_head_kv,
+		&s->head_dim, &s->n_vocab, &s->n_ctx};
+	static const struct option options[] = {
+		{"layers", required_argument, NULL, NUMBER + 0},
+		{"embd", required_argument, NULL, NUMBER + 1},
+		{"ff", required_argument, NULL, NUMBER + 2},
+		{"heads", required_argument, NULL, NUMBER + 3},
+		{"kv-heads", required_argument, NULL, NUMBER + 4},
+		{"head-dim", required_argument, NULL, NUMBER + 5},
+		{"vocab", required_argument, NULL, NUMBER + 6},
+		{"ctx", required_argument, NULL, NUMBER + 7},
+		{"bytes", required_argument, NULL, BYTES},
+		{"type", required_argument, NULL, TYPE},
+		{"untied", no_argument, NULL, UNTIED},
+		{"seed", required_argument, NULL, SEED},
+		{"help", no_argument, NULL, HELP},
+		{NULL, 0, NULL, 0},
+	};
+	int c, index = 0;
+
+	while ((c = getopt_long(argc, argv, "", options, &index)) != -1) {
+		if (c >= NUMBER)
+			*numbers[c - NUMBER] =
+				(uint32_t)parse_number(options[index].name, optarg, 1 << 24);
+		else if (c == BYTES)
+			*ret_n_bytes = parse_number("bytes", optarg, (uint64_t)1 << 44);
+		else if (c == TYPE)
+			s->type = parse_type(optarg);
+		else if (c == UNTIED)
+			s->untied = true;
+		else if (c == SEED)
+			s->seed = parse_number("seed", optarg, UINT64_MAX);
+		else {
+			fputs(usage, c == HELP ? stdout : stderr);
+			exit(c == HELP ? 0 : 2);
+		}
+	}
+}
+
+static void check_shape(const struct gguf_build_shape *s)
+{
+	uint32_t n_block = dtype_find(s->type)->n_block;
+	bool whole = s->n_embd % n_block == 0 && s->n_ff % n_block == 0 &&
+		     ((uint64_t)s->n_head * s->head_dim) % n_block == 0;
+
+	if (!whole || s->n_head % s->n_head_kv != 0 || s->n_vocab < 259) {
+		fprintf(stderr,
+			"mkmodel: expected embd, ff and heads * head-dim in multiples of "
+			"%" PRIu32 ", heads in one of kv-heads, vocab of at least 259\n",
+			n_block);
+		exit(2);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct gguf_build_shape given = {.type = DTYPE_Q8_0, .seed = 1};
+	struct timespec start, end;
+	uint64_t n_bytes = 0;
+
+	parse_options(argc, argv, &given, &n_bytes);
+	if (optind + 1 != argc) {
+		fputs(usage, stderr);
+		return 2;
+	}
+	struct gguf_build_shape s = fit(&given, n_bytes);
+	check_shape(&s);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	struct gguf_build *b = gguf_build_new_qwen3(&s);
+	uint64_t n_written = write_model(b, argv[optind]);
+	gguf_build_free(b);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	double seconds =
+		(double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+	printf("%s: %" PRIu64 " bytes, %" PRIu32 " layers, embd %" PRIu32 ", ff %" PRIu32
+	       ", heads %" PRIu32 "/%" PRIu32 " of %" PRIu32 ", vocab %" PRIu32
+	       "; %.2f s, %.0f MB/s\n",
+		argv[optind], n_written, s.n_layers, s.n_embd, s.n_ff, s.n_head, s.n_head_kv,
+		s.head_dim, s.n_vocab, seconds, (double)n_written / 1e6 / seconds);
+	return 0;
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Places of a graph's values: those that live at the same time do not overlap, those that do not
+ * share. Graphs are random; the seed is printed.
+ */
+#include "tests/case.h"
+
+#include <inttypes.h>
+#include <time.h>
+
+#include "proto/util/err.h"
+#include "workerd/graph.h"
+
+static uint32_t add_value(struct graph *g, uint32_t width)
+{
+	struct err e = ERR_NULL;
+	uint32_t value = GRAPH_NONE;
+
+	assert_int_equal(graph_add_value(g, width, false, &e, &value), 0);
+	return value;
+}
+
+/* y = f(x), or the first value where x is GRAPH_NONE. */
+static void add_op(struct graph *g, uint32_t x, uint32_t y)
+{
+	struct graph_op op = {.kind = GRAPH_MATMUL, .matmul = {.x = x, .y = y, .r = GRAPH_NONE}};
+	struct graph_op embed = {.kind = GRAPH_EMBED, .embed = {.y = y}};
+	struct err e = ERR_NULL;
+
+	assert_int_equal(graph_add_op(g, x == GRAPH_NONE ? &embed : &op, &e), 0);
+}
+
+static uint64_t place(struct graph *g, uint32_t n_rows)
+{
+	struct err e = ERR_NULL;
+	uint64_t n_bytes = 0;
+
+	assert_int_equal(graph_place(g, n_rows, &e, &n_bytes), 0);
+	return n_bytes;
+}
+
+static void test_chain_uses_two_places(void **state)
+{
+	struct graph g = {0};
+	uint32_t last = add_value(&g, 64);
+
+	(void)state;
+	add_op(&g, GRAPH_NONE, last);
+	for (int i = 0; i < 100; i++) {
+		uint32_t next = add_value(&g, 64);
+		add_op(&g, last, next);
+		last = next;
+	}
+	assert_int_equal(place(&g, 10), 2 * 64 * 4 * 10);
+	graph_fini(&g);
+}
+
+/* A stream that is kept and branches beside it: the branches share what the stream leaves. */
+static void test_stream_is_kept(void **state)
+{
+	struct graph g = {0};
+	uint32_t stream = add_value(&g, 64);
+
+	(void)state;
+	add_op(&g, GRAPH_NONE, stream);
+	for (int i = 0; i < 10; i++) {
+		uint32_t branch = add_value(&g, 192);
+		add_op(&g, stream, branch);
+		add_op(&g, branch, stream);
+		assert_int_equal(place(&g, 1), (64 + 192) * 4);
+		assert_int_equal(g.values[stream].offset, 0);
+	}
+	graph_fini(&g);
+}
+
+static void test_logits_have_no_place(void **state)
+{
+	struct graph g = {0};
+	struct err e = ERR_NULL;
+	uint32_t x = add_value(&g, 64), logits = GRAPH_NONE;
+
+	(void)state;
+	assert_int_equal(graph_add_value(&g, 1 << 20, true, &e, &logits), 0);
+	add_op(&g, GRAPH_NONE, x);
+	add_op(&g, x, logits);
+	assert_int_equal(place(&g, 1), 256);
+	graph_fini(&g);
+}
+
+static void check_disjoint(const struct graph *g, uint32_t n_rows, uint64_t n_bytes, unsigned seed)
+{
+	for (uint32_t i = 0; i < g->n_values; i++) {
+		const struct graph_value *a = &g->values[i];
+		uint64_t a_end = a->offset + 4ull * a->width * n_rows;
+		if (a->offset % 256 || a_end > n_bytes)
+			fail_msg("seed %u: value %u at %" PRIu64, seed, i, a->offset);
+		for (uint32_t j = 0; j < i; j++) {
+			const struct graph_value *b = &g->values[j];
+			if (a->last_op < b->first_op || b->last_op < a->first_op)
+				continue;
+			if (a->offset < b->offset + 4ull * b->width * n_rows && b->offset < a_end)
+				fail_msg("seed %u: values %u and %u overlap", seed, i, j);
+		}
+	}
+}
+
+static void test_random_graphs(void **state)
+{
+	unsigned seed = (unsigned)time(NULL);
+
+	(void)state;
+	for (int round = 0; round < 200; round++, seed++) {
+		struct graph g = {0};
+		srand(seed);
+		uint32_t n = 2 + (uint32_t)rand() % 60, n_rows = 1 + (uint32_t)rand() % 70;
+		add_op(&g, GRAPH_NONE, add_value(&g, 1 + (uint32_t)rand() % 500));
+		while (g.n_values < n) {
+			uint32_t x = (uint32_t)rand() % g.n_values;
+			add_op(&g, x, add_value(&g, 1 + (uint32_t)rand() % 500));
+		}
+		check_disjoint(&g, n_rows, place(&g, n_rows), seed);
+		graph_fini(&g);
+	}
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		CASE(test_chain_uses_two_places),
+		CASE(test_stream_is_kept),
+		CASE(test_logits_have_no_place),
+		CASE(test_random_graphs),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Replies that need several packets, and a peer that does not read them. */
+#include "tests/case.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "proto/fdlist.h"
+#include "proto/util/err.h"
+#include "proto/weightd.pb-c.h"
+#include "proto/wire.h"
+#include "weightd/export.h"
+#include "weightd/peer.h"
+#include "weightd/rpc-reply.h"
+
+enum { N_ALLOCS = 200, REQUEST = 77, GENERATION = 5 };
+
+static struct peer *make_peer(int *ret_other)
+{
+	int pair[2];
+	struct peer *p = NULL;
+
+	assert_int_equal(
+		socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+	assert_int_equal(peer_new(pair[0], 1, &p), 0);
+	assert_int_equal(p->pid, getpid());
+	assert_true(peer_is_running(p->pidfd));
+	*ret_other = pair[1];
+	return p;
+}
+
+/* An allocation's descriptor is a file of its own, so that the receiver can tell them apart. */
+static struct export *make_export(uint32_t n_allocs)
+{
+	struct export *e = NULL;
+	char name[] = "/tmp/test-rpc-reply-XXXXXX";
+
+	assert_int_equal(export_new(n_allocs, &e), 0);
+	e->manifest_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (uint32_t i = 0; i < n_allocs; i++) {
+		struct stat st;
+		int fd = mkstemp(name);
+		assert_true(fd >= 0);
+		unlink(name);
+		strcpy(name, "/tmp/test-rpc-reply-XXXXXX");
+		assert_int_equal(fstat(fd, &st), 0);
+		e->allocs[i].fd = fd;
+		e->allocs[i].inode = st.st_ino;
+		e->allocs[i].dev = st.st_dev;
+		e->allocs[i].n_bytes = UINT64_MAX - i;
+		e->allocs[i].buffer_bytes = UINT64_MAX - i;
+		e->allocs[i].memory_type_index = 31;
+	}
+	return e;
+}
+
+static uint32_t check_packet(int sock, uint32_t at, bool *ret_more)
+{
+	static uint8_t data[WIRE_MAX_BYTES];
+	struct fdlist fds = FDLIST_NULL;
+	uint32_t n_bytes = 0;
+
+	assert_int_equal(wire_recv(sock, data, &n_bytes, &fds, NULL), 0);
+	Wd__Reply *reply = wd__reply__unpack(NULL, n_bytes, data);
+	assert_non_null(reply);
+	assert_int_equal(reply->id, REQUEST);
+	assert_int_equal(reply->n_fds, fds.n);
+	assert_int_equal(reply->body_case, WD__REPLY__BODY_ACQUIRED);
+	const Wd__Acquired *m = reply->acquired;
+	assert_int_equal(m->generation, GENERATION);
+	assert_int_equal(m->has_manifest, at == 0);
+	assert_int_equal(m->n_allocations + (at == 0), fds.n);
+	for (size_t i = 0; i < m->n_allocations; i++) {
+		struct stat st;
+		assert_int_equal(m->allocations[i]->index, at);
+		assert_int_equal(fstat(fds.fds[i + m->has_manifest], &st), 0);
+		assert_int_equal(m->allocations[i]->inode, st.st_ino);
+		assert_int_equal(m->allocations[i]->n_bytes, UINT64_MAX - at);
+		at++;
+	}
+	*ret_more = m->more;
+	fdlist_fini(&fds);
+	wd__reply__free_unpacked(reply, NULL);
+	return at;
+}
+
+static void test_acquired_in_packets(void **state)
+{
+	static const uint32_t counts[] = {1, FDLIST_MAX - 1, FDLIST_MAX, N_ALLOCS};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(counts); i++) {
+		struct export *e = make_export(counts[i]);
+		int sock;
+		struct peer *p = make_peer(&sock);
+		bool more = true;
+		uint32_t at = 0;
+
+		rpc_reply_acquired(p, REQUEST, GENERATION, e);
+		assert_false(p->is_broken);
+		while (more)
+			at = check_packet(sock, at, &more);
+		assert_int_equal(at, counts[i]);
+		peer_free(p);
+		close(sock);
+		export_free(e);
+	}
+}
+
+/* Nobody reads: the queue grows to its cap, then the peer is to go. */
+static void test_queue_is_bounded(void **state)
+{
+	int sock;
+	struct peer *p = make_peer(&sock);
+	char text[400];
+	struct rpc_reply_event event = {
+		.kind = RPC_REPLY_FAILED, .model = "m", .generation = 1, .text = text};
+	unsigned n = 0;
+
+	(void)state;
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	while (!p->is_broken) {
+		rpc_reply_event(p, &event);
+		assert_true(p->n_queue_packets <= PEER_MAX_QUEUE_PACKETS);
+		assert_true(p->n_queue_bytes <= PEER_MAX_QUEUE_BYTES);
+		assert_true(++n < 4 * PEER_MAX_QUEUE_PACKETS);
+	}
+	assert_non_null(strstr(p->broken.text, "does not read"));
+	assert_true(n > PEER_MAX_QUEUE_PACKETS);
+	peer_free(p);
+	close(sock);
+}
+
+/* What waits goes out in order once there is room. */
+static void test_queue_goes_on(void **state)
+{
+	static uint8_t data[WIRE_MAX_BYTES];
+	enum { N = 2000 };
+	int sock;
+	struct peer *p = make_peer(&sock);
+
+	(void)state;
+	for (uint64_t i = 1; i <= N; i++)
+		rpc_reply_done(p, i, i);
+	assert_true(p->n_queue_packets > 0);
+	for (uint64_t i = 1; i <= N; i++) {
+		struct fdlist fds = FDLIST_NULL;
+		uint32_t n_bytes = 0;
+		int rc = wire_recv(sock, data, &n_bytes, &fds, NULL);
+		if (rc == WIRE_AGAIN) {
+			peer_flush(p);
+			rc = wire_recv(sock, data, &n_bytes, &fds, NULL);
+		}
+		assert_int_equal(rc, 0);
+		Wd__Reply *reply = wd__reply__unpack(NULL, n_bytes, data);
+		assert_non_null(reply);
+		assert_int_equal(reply->id, i);
+		wd__reply__free_unpacked(reply, NULL);
+	}
+	assert_int_equal(p->n_queue_packets, 0);
+	assert_int_equal(p->n_queue_bytes, 0);
+	close(sock);
+	/* The other end is gone: found out at the next send. */
+	rpc_reply_done(p, N, N);
+	assert_true(p->is_broken);
+	peer_free(p);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_acquired_in_packets),
+		CASE(test_queue_is_bounded),
+		CASE(test_queue_goes_on),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

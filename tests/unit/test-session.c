@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/case.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "workerd/message.h"
+#include "workerd/session.h"
+
+enum { N_CTX = 10, N_VOCAB = 100, MAX_PIECE = 16, SLOT = 3 };
+
+static const uint32_t ids[N_CTX + 1] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+
+static struct message *new_generate(uint32_t n_predict)
+{
+	struct message *m = message_new(MESSAGE_GENERATE, 1, 0);
+
+	assert_non_null(m);
+	m->arrived_ns = 1000;
+	m->generate.n_predict = n_predict;
+	m->generate.sampling.seed = 7;
+	return m;
+}
+
+static void open_with(struct session *s, uint64_t n_tokens)
+{
+	struct err e = ERR_NULL;
+
+	*s = (struct session){0};
+	assert_int_equal(session_open(s, 5, 1, SLOT, N_CTX), 0);
+	assert_int_equal(session_append(s, ids, n_tokens, N_VOCAB, &e), 0);
+}
+
+static void test_append(void **state)
+{
+	const uint32_t foreign[] = {1, N_VOCAB};
+	struct session s;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	open_with(&s, 8);
+	assert_int_equal(s.n_tokens, 8);
+	assert_int_equal(session_append(&s, ids, 3, N_VOCAB, &e), -ENOSPC);
+	assert_string_equal(e.text, "context: 10 tokens, 8 in the session, 3 more asked");
+	assert_int_equal(session_append(&s, ids, UINT64_MAX, N_VOCAB, &e), -ENOSPC);
+	assert_int_equal(session_append(&s, foreign, 2, N_VOCAB, &e), -EINVAL);
+	assert_string_equal(e.text, "tokens[1]: expected less than 100, found 100");
+	assert_int_equal(s.n_tokens, 8);
+	assert_int_equal(session_append(&s, NULL, 0, N_VOCAB, &e), 0);
+	assert_int_equal(session_append(&s, ids, 2, N_VOCAB, &e), 0);
+	assert_int_equal(s.n_tokens, N_CTX);
+	assert_int_equal(s.tokens[9], 2);
+	session_close(&s);
+}
+
+static void test_truncate(void **state)
+{
+	struct session s;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	open_with(&s, 6);
+	s.n_cached = 5;
+	assert_int_equal(session_truncate(&s, 7, &e), -EINVAL);
+	assert_string_equal(e.text, "truncate: 6 tokens in the session, 7 to keep");
+	assert_int_equal(session_truncate(&s, 6, &e), 0);
+	assert_int_equal(s.n_cached, 5);
+	assert_int_equal(session_truncate(&s, 2, &e), 0);
+	assert_int_equal(s.n_tokens, 2);
+	assert_int_equal(s.n_cached, 2);
+	session_close(&s);
+}
+
+static void test_start_refusals(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(4);
+	struct err e = ERR_NULL;
+
+	(void)state;
+	open_with(&s, 0);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -EINVAL);
+	assert_non_null(strstr(e.text, "empty"));
+	assert_int_equal(session_append(&s, ids, 2, N_VOCAB, &e), 0);
+	m->generate.sampling.temperature = -1;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -EINVAL);
+	assert_int_equal(s.state, SESSION_IDLE);
+	assert_int_equal(m->generate.finished.prompt_tokens, 0);
+	m->generate.sampling.temperature = 0;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	/* While it generates, nothing else may touch the tokens. */
+	struct message *second = new_generate(1);
+	assert_int_equal(session_start(&s, second, N_VOCAB, MAX_PIECE, &e), -EBUSY);
+	assert_string_equal(e.text, "session 5: it is generating");
+	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), -EBUSY);
+	assert_int_equal(session_truncate(&s, 1, &e), -EBUSY);
+	message_free(second);
+	assert_ptr_equal(session_finish(&s, MESSAGE_REASON_CANCELLED), m);
+	assert_int_equal(m->generate.finished.prompt_ns, 0);
+	message_free(m);
+	session_close(&s);
+}
+
+/* The figures of a generation that its limit ends. */
+static void test_length(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(2);
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	open_with(&s, 4);
+	s.n_cached = 4;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	/* The last token is computed again, for its logits. */
+	assert_int_equal(session_get_n_due(&s), 1);
+	assert_int_equal(m->generate.finished.cached_tokens, 3);
+	s.n_cached = 4;
+	assert_int_equal(session_accept(&s, 50, false, "a\xc3", 2, 1500, &n_ready), 0);
+	assert_int_equal(n_ready, 1);
+	holdback_drop(&s.text, n_ready);
+	assert_int_equal(session_get_n_due(&s), 1);
+	s.n_cached = 5;
+	assert_int_equal(session_accept(&s, 51, false, "\xa9\xe2", 2, 1900, &n_ready),
+		MESSAGE_REASON_LENGTH);
+	assert_int_equal(n_ready, 2);
+	holdback_drop(&s.text, n_ready);
+	session_finish(&s, MESSAGE_REASON_LENGTH);
+	assert_int_equal(m->generate.finished.reason, MESSAGE_REASON_LENGTH);
+	assert_int_equal(m->generate.finished.prompt_tokens, 4);
+	assert_int_equal(m->generate.finished.generated_tokens, 2);
+	assert_int_equal(m->generate.finished.prompt_ns, 500);
+	assert_int_equal(m->generate.finished.generate_ns, 400);
+	assert_int_equal(m->generate.finished.seed, 7);
+	assert_int_equal(s.n_tokens, 6);
+	/* The cut character waits for its rest in the next generation. */
+	assert_int_equal(s.text.n_bytes, 1);
+	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), 0);
+	assert_int_equal(s.text.n_bytes, 0);
+	message_free(m);
+	session_close(&s);
+}
+
+static void test_end_token(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(0);
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	open_with(&s, 2);
+	m->generate.ignore_eos = true;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_accept(&s, 9, true, NULL, 0, 1500, &n_ready), 0);
+	m->generate.ignore_eos = false;
+	assert_int_equal(session_accept(&s, 9, true, NULL, 0, 1500, &n_ready), MESSAGE_REASON_STOP);
+	message_free(session_finish(&s, MESSAGE_REASON_STOP));
+	assert_int_equal(s.n_tokens, 4);
+	session_close(&s);
+}
+
+static void test_full_context(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(0);
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	open_with(&s, N_CTX - 2);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_accept(&s, 9, false, "x", 1, 1500, &n_ready), 0);
+	assert_int_equal(
+		session_accept(&s, 9, false, "x", 1, 1500, &n_ready), MESSAGE_REASON_LENGTH);
+	message_free(session_finish(&s, MESSAGE_REASON_LENGTH));
+	assert_int_equal(s.n_tokens, N_CTX);
+	session_close(&s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_append),
+		CASE(test_truncate),
+		CASE(test_start_refusals),
+		CASE(test_length),
+		CASE(test_end_token),
+		CASE(test_full_context),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

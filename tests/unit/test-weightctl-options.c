@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "tests/case.h"
+#include "weightctl/number.h"
+
+static void test_integers(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *text;
+		int r;
+		uint64_t value;
+	} rows[] = {
+		{"0", 0, 0},
+		{"007", 0, 7},
+		{"18446744073709551615", 0, UINT64_MAX},
+		{"18446744073709551616", -ERANGE, 0},
+		{"", -EINVAL, 0},
+		{"-1", -EINVAL, 0},
+		{"+1", -EINVAL, 0},
+		{" 1", -EINVAL, 0},
+		{"1 ", -EINVAL, 0},
+		{"1e3", -EINVAL, 0},
+		{"0x10", -EINVAL, 0},
+		{"twelve", -EINVAL, 0},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		uint64_t value = 99;
+
+		assert_int_equal(number_parse_u64(rows[i].text, &value), rows[i].r);
+		assert_true(value == (rows[i].r == 0 ? rows[i].value : 99));
+	}
+	uint32_t small = 99;
+	assert_int_equal(number_parse_u32("4294967296", &small), -ERANGE);
+	assert_int_equal(small, 99);
+	assert_int_equal(number_parse_u32("4294967295", &small), 0);
+	assert_int_equal(small, UINT32_MAX);
+}
+
+static void test_decimals(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *text;
+		int r;
+		float value;
+	} rows[] = {
+		{"0", 0, 0},
+		{"0.5", 0, 0.5f},
+		{".25", 0, 0.25f},
+		{"1e-1", 0, 0.1f},
+		{"+1", 0, 1},
+		{"1.0001", -ERANGE, 0},
+		{"-0.1", -ERANGE, 0},
+		{"1e99", -ERANGE, 0},
+		{"", -EINVAL, 0},
+		{".", -EINVAL, 0},
+		{"nan", -EINVAL, 0},
+		{"-nan", -ERANGE, 0},
+		{"inf", -EINVAL, 0},
+		{" 0", -EINVAL, 0},
+		{"0.5x", -EINVAL, 0},
+		{"warm", -EINVAL, 0},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		float value = 99;
+
+		assert_int_equal(number_parse_f32(rows[i].text, 0, 1, &value), rows[i].r);
+		assert_true(value == (rows[i].r == 0 ? rows[i].value : 99));
+	}
+}
+
+/* Parses "weightctl" and the words up to NULL. */
+static int parse(char *const *words, struct err *ret_err, struct options *ret_options)
+{
+	char *argv[32] = {(char[]){"weightctl"}};
+	int argc = 1;
+
+	for (; *words; words++)
+		argv[argc++] = *words;
+	return options_parse(argc, argv, ret_err, ret_options);
+}
+
+#define PARSE(ret_err, ret_options, ...) \
+	parse((char *const[]){__VA_ARGS__, NULL}, ret_err, ret_options)
+
+static void test_places(void **state)
+{
+	(void)state;
+	struct options o;
+
+	setenv("POSIXLY_CORRECT", "1", 1);
+	assert_int_equal(PARSE(NULL, &o, "--worker", "w", "ask", "--temp=0.5", "TEXT", "--top-k",
+				 "7", "--json", "--seed", "18446744073709551615"),
+		0);
+	unsetenv("POSIXLY_CORRECT");
+	assert_string_equal(o.worker, "w");
+	assert_null(o.weightd);
+	assert_string_equal(o.command, "ask");
+	assert_int_equal(o.n_args, 1);
+	assert_string_equal(o.args[0], "TEXT");
+	assert_true(o.sampling.temperature == 0.5f);
+	assert_int_equal(o.sampling.top_k, 7);
+	assert_true(o.sampling.has_seed && o.sampling.seed == UINT64_MAX);
+	assert_true(o.json && !o.replace);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "complete", "--n-predict", "3", "--", "--json"), 0);
+	assert_int_equal(o.n_predict, 3);
+	assert_int_equal(o.n_args, 1);
+	assert_string_equal(o.args[0], "--json");
+	assert_true(!o.json && !o.sampling.has_seed && o.sampling.temperature == 0);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "load", "a=b", "--replace", "tokenize", "-"), 0);
+	assert_string_equal(o.command, "load");
+	assert_int_equal(o.n_args, 3);
+	assert_string_equal(o.args[2], "-");
+	assert_true(o.replace);
+	options_fini(&o);
+}
+
+static void test_wrong_usage(void **state)
+{
+	(void)state;
+	static char *const rows[][4] = {
+		{"ls", "--nonsense"},
+		{"ls", "-x"},
+		{"ls", "--json=yes"},
+		{"ask", "x", "--temp"},
+		{"ask", "--temp", "warm"},
+		{"ask", "--temp", "-1"},
+		{"ask", "--top-p", "1.5"},
+		{"ask", "--min-p", "nan"},
+		{"ask", "--repeat-penalty", "-1"},
+		{"ask", "--n-predict", "1e3x"},
+		{"ask", "--top-k", "4294967296"},
+		{"ask", "--seed", "-1"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct options o = {.n_args = 99};
+		struct err err = ERR_NULL;
+
+		assert_int_equal(parse(rows[i], &err, &o), OPTIONS_USAGE);
+		assert_true(err.text[0] != '\0');
+		assert_int_equal(o.n_args, 99);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_integers),
+		CASE(test_decimals),
+		CASE(test_places),
+		CASE(test_wrong_usage),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightctl/output.h"
+
+#include <string.h>
+
+#include "proto/manifest.h"
+#include "proto/weights-client.h"
+#include "proto/worker-client.h"
+#include "tests/case.h"
+#include "weightctl/figure.h"
+#include "weightctl/generation.h"
+#include "weightctl/sharing.h"
+#include "weightctl/status-json.h"
+
+static void test_figures(void **state)
+{
+	(void)state;
+	assert_string_equal(figure_bytes(0).text, "0.0 MiB");
+	assert_string_equal(figure_bytes(6276864).text, "6.0 MiB");
+	assert_string_equal(figure_bytes(1023u << 20).text, "1023.0 MiB");
+	assert_string_equal(figure_bytes((1u << 30) - 1).text, "1.0 GiB");
+	assert_string_equal(figure_bytes(1u << 30).text, "1.0 GiB");
+	assert_string_equal(figure_bytes(UINT64_MAX).text, "17179869184.0 GiB");
+
+	assert_string_equal(figure_time(0).text, "0.0 ms");
+	assert_string_equal(figure_time(999900000).text, "999.9 ms");
+	assert_string_equal(figure_time(999999999).text, "1.0 s");
+	assert_string_equal(figure_time(59999999999).text, "0 min 59 s");
+	assert_string_equal(figure_time(63000000000).text, "1 min 03 s");
+	assert_string_equal(figure_time(7500000000000).text, "2 h 05 min");
+	assert_string_equal(figure_time(UINT64_MAX).text, "5124095 h 34 min");
+
+	assert_string_equal(figure_count(980).text, "980");
+	assert_string_equal(figure_count(3100000).text, "3.1 M");
+	assert_string_equal(figure_count(999999999).text, "1.0 B");
+	assert_string_equal(figure_count(7600000000).text, "7.6 B");
+}
+
+static void assert_json_string(const char *text, uint64_t n_bytes, const char *expected)
+{
+	json_t *s = output_string(text, n_bytes);
+
+	assert_non_null(s);
+	assert_string_equal(json_string_value(s), expected);
+	json_decref(s);
+}
+
+static void test_strings(void **state)
+{
+	(void)state;
+	assert_json_string("", 0, "");
+	assert_json_string("caf\xc3\xa9 \xf0\x9f\x98\x80", 10, "caf\xc3\xa9 \xf0\x9f\x98\x80");
+	assert_json_string("a\xff\xc3", 3, "a\xef\xbf\xbd\xef\xbf\xbd");
+	assert_json_string("\xed\xa0\x80", 3, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+	json_t *s = output_string("a\0b", 3);
+	assert_int_equal(json_string_length(s), 3);
+	json_decref(s);
+	s = output_name(NULL);
+	assert_string_equal(json_string_value(s), "");
+	json_decref(s);
+}
+
+static char demo[] = "demo", loaded[] = "loaded", path[] = "/models/\xff.gguf", none[] = "";
+static struct weights_client_alloc allocs[] = {
+	{.index = 0,
+		.n_bytes = 4096,
+		.buffer_bytes = 4000,
+		.handle_type = WEIGHTS_CLIENT_MEMFD,
+		.placement = MANIFEST_PLACEMENT_STAGED,
+		.inode = 77,
+		.dev = 5},
+};
+static struct weights_client_generation generations[] = {
+	{.id = 1,
+		.state = "draining",
+		.origin = loaded,
+		.path = path,
+		.architecture = none,
+		.format = none,
+		.weights_bytes = 1000},
+	{.id = 2,
+		.state = "ready",
+		.origin = loaded,
+		.path = path,
+		.architecture = none,
+		.format = none,
+		.weights_bytes = 4000,
+		.n_leases = 2,
+		.n_allocs = 1,
+		.allocs = allocs},
+};
+static struct weights_client_model models[] = {
+	{.name = demo, .n_generations = 2, .generations = generations}};
+static struct weights_client_lease leases[] = {
+	{.model = demo, .generation = 2, .age_ns = 1}, {.model = demo, .generation = 1}};
+static struct weights_client_peer peers[] = {
+	{.pid = 10,
+		.role = WEIGHTS_CLIENT_WORKER,
+		.n_leases = 2,
+		.leases = leases,
+		.has_report = true,
+		.report = {.kv_bytes = 100, .scratch_bytes = 20, .io_bytes = 3, .socket = "w"}},
+	{.pid = 11, .role = WEIGHTS_CLIENT_CONTROL},
+	{.pid = 12, .role = WEIGHTS_CLIENT_WORKER, .n_leases = 1, .leases = leases},
+};
+static const struct weights_client_status status = {
+	.pid = 9, .build = none, .n_models = 1, .models = models, .n_peers = 3, .peers = peers};
+
+static void test_sharing(void **state)
+{
+	(void)state;
+	struct sharing s = sharing_count(&status);
+
+	assert_int_equal(s.n_workers, 2);
+	assert_int_equal(s.n_leases, 3);
+	assert_int_equal(s.resident_bytes, 5000);
+	assert_int_equal(s.private_bytes, 123);
+	assert_int_equal(s.separate_bytes, 9000);
+	assert_null(sharing_find_generation(&status, 3));
+}
+
+static json_t *at(json_t *array, size_t index)
+{
+	json_t *element = json_array_get(array, index);
+
+	assert_non_null(element);
+	return element;
+}
+
+static json_int_t integer(json_t *object, const char *key)
+{
+	json_t *value = json_object_get(object, key);
+
+	assert_true(json_is_integer(value));
+	return json_integer_value(value);
+}
+
+static void test_status_json(void **state)
+{
+	(void)state;
+	json_t *s = status_json_weightd(&status);
+
+	assert_non_null(s);
+	assert_int_equal(integer(s, "pid"), 9);
+	json_t *rows = json_object_get(at(json_object_get(s, "models"), 0), "generations");
+	assert_int_equal(json_array_size(rows), 2);
+	json_t *generation = at(rows, 1);
+	assert_int_equal(integer(generation, "id"), 2);
+	assert_int_equal(integer(generation, "n_leases"), 2);
+	assert_string_equal(json_string_value(json_object_get(generation, "origin")), "loaded");
+	json_t *allocation = at(json_object_get(generation, "allocations"), 0);
+	assert_int_equal(integer(allocation, "n_bytes"), 4096);
+	assert_int_equal(integer(allocation, "inode"), 77);
+	assert_int_equal(integer(allocation, "dev"), 5);
+	assert_string_equal(json_string_value(json_object_get(allocation, "placement")), "staged");
+	json_t *workers = json_object_get(s, "workers");
+	assert_int_equal(json_array_size(workers), 2); /* control clients are none */
+	assert_int_equal(integer(at(workers, 0), "kv_bytes"), 100);
+	assert_int_equal(integer(at(workers, 1), "pid"), 12);
+	assert_int_equal(
+		integer(at(json_object_get(at(workers, 0), "leases"), 1), "generation"), 1);
+	assert_int_equal(integer(json_object_get(s, "sharing"), "separate_bytes"), 9000);
+	json_decref(s);
+}
+
+static void test_worker_json(void **state)
+{
+	(void)state;
+	struct worker_client_status w = {.pid = 7,
+		.model = "demo",
+		.n_roles = 1,
+		.roles = {{.name = "kv", .placed_bytes = 5}},
+		.weightd_connected = true};
+	json_t *s = status_json_worker(&w);
+
+	assert_non_null(s);
+	assert_int_equal(integer(s, "pid"), 7);
+	assert_int_equal(integer(at(json_object_get(s, "roles"), 0), "placed_bytes"), 5);
+	assert_true(json_is_true(json_object_get(s, "weightd_connected")));
+	json_decref(s);
+}
+
+static void test_generation_json(void **state)
+{
+	(void)state;
+	char text[] = {'o', 'k', (char)0xff};
+	uint32_t ids[] = {5, UINT32_MAX};
+	struct generation g = {.text = text,
+		.n_bytes = 3,
+		.ids = ids,
+		.n_ids = 2,
+		.finished = {.reason = WORKER_CLIENT_LENGTH,
+			.prompt_tokens = 30,
+			.cached_tokens = 10,
+			.generated_tokens = 3,
+			.prompt_ns = 500000000,
+			.generate_ns = 1000000000,
+			.seed = UINT64_MAX}};
+	json_t *s = generation_json(&g);
+
+	assert_non_null(s);
+	assert_string_equal(json_string_value(json_object_get(s, "text")), "ok\xef\xbf\xbd");
+	assert_int_equal(json_array_size(json_object_get(s, "tokens")), 2);
+	assert_int_equal(json_integer_value(at(json_object_get(s, "tokens"), 1)), UINT32_MAX);
+	assert_int_equal(integer(s, "prompt_tokens"), 30);
+	assert_string_equal(json_string_value(json_object_get(s, "finish_reason")), "length");
+	assert_string_equal(json_string_value(json_object_get(s, "seed")), "18446744073709551615");
+	json_t *timings = json_object_get(s, "timings");
+	assert_true(json_real_value(json_object_get(timings, "prompt_ms")) == 500);
+	/* Cached tokens were not computed; the first generated one is the prompt's time. */
+	assert_true(json_real_value(json_object_get(timings, "prompt_tokens_per_second")) == 40);
+	assert_true(json_real_value(json_object_get(timings, "generate_tokens_per_second")) == 2);
+	json_decref(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_figures),
+		CASE(test_strings),
+		CASE(test_sharing),
+		CASE(test_status_json),
+		CASE(test_worker_json),
+		CASE(test_generation_json),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
