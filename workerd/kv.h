@@ -10,7 +10,8 @@
  *	page: [n_layers][2: k, v][KV_PAGE_TOKENS][n_head_kv * head_dim] f16
  *	table: [n_slots][n_slot_pages] u64, 0 where there is no page
  *
- * Engine thread. Pages are cleared before a session gets them: no session reads another's.
+ * Engine thread, between steps: the table is read by a step in flight. Pages are cleared before a
+ * session gets them: no session reads another's.
  */
 #include <stdint.h>
 
@@ -19,6 +20,7 @@
 struct err;
 struct kv;
 struct vk_device;
+struct vk_slice;
 
 enum { KV_PAGE_TOKENS = 32 };
 
@@ -35,11 +37,14 @@ int must_check kv_new(struct vk_device *d, const struct kv_params *params, struc
 	struct kv **ret_kv);
 struct kv *kv_free(struct kv *kv);
 
-/* A free slot; -EAGAIN with the number of slots when there is none. */
+/* The lowest free slot; -EAGAIN with the number of slots when there is none. */
 int must_check kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot);
 void kv_close(struct kv *kv, uint32_t slot);
 
-/* Pages for positions [0, n_tokens) of the slot. -ENOSPC with the figures. */
+/*
+ * Pages for positions [0, n_tokens) of the slot, the lowest free ones. -ENOSPC with the figures;
+ * VK_DEVICE_LOST. On failure the slot keeps what it had.
+ */
 int must_check kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 
 /* Gives back the pages behind the first n_tokens. */
@@ -50,5 +55,9 @@ uint64_t kv_get_table_address(const struct kv *kv); /* [n_slots][n_slot_pages] u
 uint32_t kv_get_slot_pages(const struct kv *kv);
 uint64_t kv_get_bytes(const struct kv *kv); /* of the pool */
 uint32_t kv_get_free_pages(const struct kv *kv);
+
+/* The memory of the slot's page at index; -ENOENT when it has none there. */
+int must_check kv_get_page(
+	const struct kv *kv, uint32_t slot, uint32_t index, struct vk_slice *ret_page);
 
 #endif

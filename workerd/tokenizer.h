@@ -19,6 +19,8 @@ struct err;
 struct manifest;
 struct tokenizer;
 
+enum { TOKENIZER_MAX_BYTES = 1 << 30 }; /* of one text */
+
 /* A growing list of token ids; zero is empty. */
 struct tokenizer_ids {
 	uint32_t *ids; /* [n] */
@@ -28,6 +30,9 @@ struct tokenizer_ids {
 
 void tokenizer_ids_fini(struct tokenizer_ids *ids);
 
+/* -ENOMEM; *ids is then as it was. */
+int must_check tokenizer_ids_append(struct tokenizer_ids *ids, uint32_t id);
+
 /* m is borrowed for the tokenizer's life. -ENOTSUP: the model has no tokenizer we know. */
 int must_check tokenizer_new(
 	const struct manifest *m, struct err *ret_err, struct tokenizer **ret_tokenizer);
@@ -36,7 +41,8 @@ struct tokenizer *tokenizer_free(struct tokenizer *t);
 /*
  * Appends the tokens of text to *ids. Bytes that are no UTF-8 are tokens of their own bytes.
  * parse_special: control tokens written in the text are recognised. User-defined tokens always are.
- * -EINVAL with ret_err where a byte has no token; -ENOMEM.
+ * -EINVAL with ret_err where a byte has no token; -E2BIG above TOKENIZER_MAX_BYTES; -ENOMEM. *ids
+ * is unchanged on failure.
  */
 int must_check tokenizer_encode(struct tokenizer *t, const char *text, uint64_t n_bytes,
 	bool parse_special, struct err *ret_err, struct tokenizer_ids *ids);

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/vulkan/on-device.h"
+
+#include "workerd/kv.h"
+
+/* A page of 2 layers, 2 heads of 64: 2 * 2 * 32 * 128 * 2 bytes. */
+enum { PAGE_BYTES = 32768, N_SLOTS = 3, N_CTX = 4 * KV_PAGE_TOKENS - 5, CANARY = 0x5ec3e75 };
+
+static const struct kv_params shape = {
+	.n_layers = 2,
+	.n_head_kv = 2,
+	.head_dim = 64,
+	.n_slots = N_SLOTS,
+	.n_ctx = N_CTX,
+	.n_tokens = 6 * KV_PAGE_TOKENS,
+};
+
+/* Set by a test: the device allocates no more than this at once. 0: what it says itself. */
+static uint64_t max_alloc_bytes;
+
+const struct vk_device_info *__real_vk_device_get_info(const struct vk_device *d);
+const struct vk_device_info *__wrap_vk_device_get_info(const struct vk_device *d);
+
+const struct vk_device_info *__wrap_vk_device_get_info(const struct vk_device *d)
+{
+	static struct vk_device_info info;
+
+	info = *__real_vk_device_get_info(d);
+	if (max_alloc_bytes)
+		info.max_alloc_bytes = max_alloc_bytes;
+	return &info;
+}
+
+static struct kv *new_kv(struct vk_device *d)
+{
+	struct err e = ERR_NULL;
+	struct kv *kv = NULL;
+
+	on_device_check(kv_new(d, &shape, &e, &kv), &e, "kv");
+	return kv;
+}
+
+static uint32_t open_slot(struct kv *kv, uint32_t n_tokens)
+{
+	struct err e = ERR_NULL;
+	uint32_t slot = 0;
+
+	on_device_check(kv_open(kv, &e, &slot), &e, "open");
+	on_device_check(kv_reserve(kv, slot, n_tokens, &e), &e, "reserve");
+	return slot;
+}
+
+static struct vk_slice get_page(const struct kv *kv, uint32_t slot, uint32_t index)
+{
+	struct vk_slice page = {0};
+
+	assert_int_equal(kv_get_page(kv, slot, index, &page), 0);
+	assert_int_equal(page.n_bytes, PAGE_BYTES);
+	return page;
+}
+
+static uint64_t get_address(const struct kv *kv, uint32_t slot, uint32_t index)
+{
+	struct vk_slice page = get_page(kv, slot, index);
+
+	return vk_memory_slice_address(&page);
+}
+
+/* A session writes to its page. */
+static void write_page(struct vk_device *d, const struct kv *kv, uint32_t slot, uint32_t index)
+{
+	struct vk_command *c = on_device_command(d, 0);
+	struct vk_slice page = get_page(kv, slot, index);
+
+	vk_command_begin(c);
+	vk_command_fill(c, &page, CANARY);
+	on_device_run(d, c);
+	vk_command_free(c);
+}
+
+/* Every word of the page is value. */
+static void expect_page(
+	struct vk_device *d, const struct kv *kv, uint32_t slot, uint32_t index, uint32_t value)
+{
+	struct vk_memory *io = on_device_memory(d, VK_MEMORY_IO, PAGE_BYTES, false);
+	struct vk_command *c = on_device_command(d, 0);
+	struct vk_slice page = get_page(kv, slot, index);
+	struct vk_slice whole = {.memory = io, .n_bytes = PAGE_BYTES};
+
+	vk_command_begin(c);
+	vk_command_copy(c, &whole, &page);
+	vk_command_host_barrier(c);
+	on_device_run(d, c);
+	const uint32_t *words = on_device_map(io);
+	for (uint32_t i = 0; i < PAGE_BYTES / 4; i++)
+		assert_int_equal(words[i], value);
+	vk_command_free(c);
+	vk_memory_free(io);
+}
+
+/* What a closed session left is gone before another gets the page, and so is what was truncated. */
+static void test_canary(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct err e = ERR_NULL;
+	uint32_t slot = open_slot(kv, 2 * KV_PAGE_TOKENS);
+	uint64_t address = get_address(kv, slot, 0);
+
+	(void)state;
+	/* Fresh memory is whatever the driver had there. */
+	expect_page(d, kv, slot, 0, 0);
+	expect_page(d, kv, slot, 1, 0);
+	write_page(d, kv, slot, 0);
+	write_page(d, kv, slot, 1);
+	expect_page(d, kv, slot, 1, CANARY);
+	kv_truncate(kv, slot, 5);
+	on_device_check(kv_reserve(kv, slot, 3 * KV_PAGE_TOKENS, &e), &e, "reserve");
+	expect_page(d, kv, slot, 0, CANARY);
+	expect_page(d, kv, slot, 1, 0);
+	expect_page(d, kv, slot, 2, 0);
+	for (uint32_t i = 0; i < 3; i++)
+		write_page(d, kv, slot, i);
+	kv_close(kv, slot);
+	slot = open_slot(kv, 3 * KV_PAGE_TOKENS);
+	assert_int_equal(get_address(kv, slot, 0), address);
+	for (uint32_t i = 0; i < 3; i++)
+		expect_page(d, kv, slot, i, 0);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
+static void test_pages(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct vk_slice page;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(kv_get_bytes(kv), 6 * PAGE_BYTES);
+	assert_int_equal(kv_get_slot_pages(kv), 4);
+	assert_int_equal(kv_get_free_pages(kv), 6);
+	uint32_t a = open_slot(kv, KV_PAGE_TOKENS);
+	uint32_t b = open_slot(kv, KV_PAGE_TOKENS + 1);
+	assert_int_equal(kv_get_free_pages(kv), 3);
+	uint64_t first = get_address(kv, a, 0);
+	assert_int_equal(get_address(kv, b, 0), first + PAGE_BYTES);
+	assert_int_equal(get_address(kv, b, 1), first + 2 * PAGE_BYTES);
+	assert_int_equal(kv_get_page(kv, b, 2, &page), -ENOENT);
+	/* What is reserved stays, and asking again costs nothing. */
+	on_device_check(kv_reserve(kv, b, 3, &e), &e, "reserve");
+	assert_int_equal(kv_get_free_pages(kv), 3);
+	/* The lowest page that is free comes first. */
+	kv_close(kv, a);
+	on_device_check(kv_reserve(kv, b, 3 * KV_PAGE_TOKENS, &e), &e, "reserve");
+	assert_int_equal(get_address(kv, b, 2), first);
+	/* A page stays while one of its tokens does. */
+	kv_truncate(kv, b, KV_PAGE_TOKENS + 1);
+	assert_int_equal(kv_get_free_pages(kv), 4);
+	kv_truncate(kv, b, KV_PAGE_TOKENS);
+	assert_int_equal(kv_get_free_pages(kv), 5);
+	kv_truncate(kv, b, 0);
+	assert_int_equal(kv_get_free_pages(kv), 6);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
+static void test_refusals(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct err e = ERR_NULL;
+	uint32_t more;
+
+	(void)state;
+	uint32_t a = open_slot(kv, N_CTX);
+	assert_int_equal(kv_reserve(kv, a, N_CTX + 1, &e), -ENOSPC);
+	assert_string_equal(e.text, "context: 123 tokens, 124 asked");
+	uint32_t b = open_slot(kv, KV_PAGE_TOKENS);
+	assert_int_equal(kv_reserve(kv, b, 3 * KV_PAGE_TOKENS, &e), -ENOSPC);
+	assert_string_equal(e.text, "kv: 2 more pages asked, 1 of 6 are free");
+	assert_int_equal(kv_get_free_pages(kv), 1);
+	assert_int_equal(get_address(kv, b, 0), get_address(kv, a, 3) + PAGE_BYTES);
+	open_slot(kv, 0);
+	assert_int_equal(kv_open(kv, &e, &more), -EAGAIN);
+	assert_string_equal(e.text, "sessions: all 3 are open");
+	kv_free(kv);
+	vk_device_free(d);
+}
+
+/* A pool of more bytes than the device allocates at once: pages do not straddle. */
+static void test_several_memories(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct err e = ERR_NULL;
+
+	(void)state;
+	max_alloc_bytes = 2 * PAGE_BYTES + 100;
+	struct kv *kv = new_kv(d);
+	uint32_t a = open_slot(kv, N_CTX);
+	uint32_t b = open_slot(kv, 2 * KV_PAGE_TOKENS);
+	struct vk_slice pages[] = {get_page(kv, a, 0), get_page(kv, a, 1), get_page(kv, a, 2)};
+	assert_ptr_equal(pages[0].memory, pages[1].memory);
+	assert_ptr_not_equal(pages[1].memory, pages[2].memory);
+	assert_int_equal(pages[2].offset, 0);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(d, kv, a, i);
+	for (uint32_t i = 0; i < 2; i++) {
+		expect_page(d, kv, b, i, 0);
+		write_page(d, kv, b, i);
+	}
+	kv_close(kv, a);
+	kv_close(kv, b);
+	a = open_slot(kv, N_CTX);
+	b = open_slot(kv, 2 * KV_PAGE_TOKENS);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_page(d, kv, a, i, 0);
+	for (uint32_t i = 0; i < 2; i++)
+		expect_page(d, kv, b, i, 0);
+	kv_free(kv);
+	max_alloc_bytes = PAGE_BYTES - 1;
+	assert_int_equal(kv_new(d, &shape, &e, &kv), -EINVAL);
+	max_alloc_bytes = 0;
+	vk_device_free(d);
+}
+
+/* Sizes that overflow are refused before anything is allocated. */
+static void test_hostile_sizes(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct err e = ERR_NULL;
+	struct kv *kv;
+	struct kv_params params[] = {shape, shape, shape, shape, shape};
+
+	(void)state;
+	params[0].n_head_kv = params[0].head_dim = params[0].n_layers = UINT32_MAX;
+	params[1].n_tokens = UINT64_MAX;
+	params[2].n_ctx = UINT32_MAX;
+	params[3].n_slots = UINT32_MAX;
+	params[4].n_layers = 0;
+	for (unsigned i = 0; i < ARRAY_SIZE(params); i++) {
+		assert_int_equal(kv_new(d, &params[i], &e, &kv), -EINVAL);
+		assert_true(e.text[0] != '\0');
+		e = ERR_NULL;
+	}
+	vk_device_free(d);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_canary),
+		CASE(test_pages),
+		CASE(test_refusals),
+		CASE(test_several_memories),
+		CASE(test_hostile_sizes),
+	};
+
+	on_device_warm_up();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

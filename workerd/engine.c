@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/engine.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "proto/manifest.h"
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "vk/cache.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "workerd/kv.h"
+#include "workerd/message.h"
+#include "workerd/plan.h"
+#include "workerd/queue.h"
+#include "workerd/scheduler.h"
+
+struct engine {
+	struct engine_params params;
+	struct scheduler *scheduler;
+	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
+	struct message *failure; /* MESSAGE_FAILED until it is sent */
+	int code;                /* not 0: failed, and error says why */
+	struct err error;
+	bool is_cache_due; /* a first generation has made the driver compile everything */
+	bool is_cache_saved;
+	pthread_t thread;
+};
+
+static int engine_kv_open(void *userdata, struct err *ret_err, uint32_t *ret_slot)
+{
+	const struct engine *e = userdata;
+
+	return kv_open(e->params.kv, ret_err, ret_slot);
+}
+
+static void engine_kv_close(void *userdata, uint32_t slot)
+{
+	const struct engine *e = userdata;
+
+	kv_close(e->params.kv, slot);
+}
+
+static int engine_kv_reserve(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
+{
+	const struct engine *e = userdata;
+
+	return kv_reserve(e->params.kv, slot, n_tokens, ret_err);
+}
+
+static void engine_kv_truncate(void *userdata, uint32_t slot, uint32_t n_tokens)
+{
+	const struct engine *e = userdata;
+
+	kv_truncate(e->params.kv, slot, n_tokens);
+}
+
+static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
+{
+	const struct engine *e = userdata;
+
+	return plan_step(e->params.plan, rows, n_rows, want, n_want, ret_err, ret_logits);
+}
+
+/* A control token is structure, not text: a client sees none of it. */
+static bool engine_get_text(
+	void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes)
+{
+	const struct manifest *m = ((const struct engine *)userdata)->params.manifest;
+
+	*ret_n_bytes = 0;
+	if (token < m->n_vocab && m->tokens[token].type != MANIFEST_TOKEN_CONTROL) {
+		*ret_bytes = (const char *)manifest_get_string(m, m->tokens[token].bytes);
+		*ret_n_bytes = m->tokens[token].bytes.n_bytes;
+	}
+	return manifest_is_eog(m, token);
+}
+
+/* The first failure counts; engine_run acts on it. */
+static void engine_set_failed(struct engine *e, int code, const struct err *why)
+{
+	if (e->code)
+		return;
+	e->code = code < 0 ? code : -EIO;
+	e->error = *why;
+	if (code == VK_DEVICE_LOST)
+		err_set(&e->error, EIO, "the device was lost");
+	else if (!e->error.text[0])
+		err_set(&e->error, -code, "%s", strerror(-code));
+}
+
+static void engine_send(struct engine *e, struct message *m)
+{
+	if (m)
+		queue_push(e->params.out, &m->node);
+	else
+		engine_set_failed(e, -ENOMEM, &ERR_NULL);
+}
+
+static void engine_send_token(void *userdata, const struct message *generate, uint32_t token,
+	const char *bytes, uint32_t n_bytes)
+{
+	struct message *m = message_new_for(MESSAGE_TOKEN, generate, n_bytes);
+
+	if (m) {
+		char *text = (char *)(m + 1);
+
+		if (n_bytes)
+			memcpy(text, bytes, n_bytes);
+		m->token = (struct message_token){
+			.session = generate->generate.session,
+			.id = token,
+			.n_bytes = n_bytes,
+			.bytes = text,
+		};
+	}
+	engine_send(userdata, m);
+}
+
+static void engine_send_finished(void *userdata, struct message *generate)
+{
+	struct engine *e = userdata;
+
+	if (generate->generate.finished.generated_tokens)
+		e->is_cache_due = true;
+	engine_send(e, generate);
+}
+
+static int engine_generate(struct engine *e, struct message *m, struct err *ret_err)
+{
+	uint64_t *seed = &m->generate.sampling.seed;
+	struct message *started;
+	int r;
+
+	if (!m->generate.has_seed && getrandom(seed, sizeof(*seed), 0) != sizeof(*seed))
+		return err_set(ret_err, EIO, "seed: the system gave no random number");
+	started = message_new_for(MESSAGE_STARTED, m, 0);
+	if (!started)
+		return -ENOMEM;
+	r = scheduler_generate(e->scheduler, m, ret_err);
+	if (r) {
+		message_free(started);
+		return r;
+	}
+	engine_send(e, started);
+	return 0;
+}
+
+static int engine_append(struct engine *e, struct message *m, struct err *ret_err)
+{
+	struct message_append *a = &m->append;
+	int r = scheduler_append(
+		e->scheduler, m->client, a->session, a->ids, a->n_ids, ret_err, &a->n_total);
+
+	if (!r)
+		a->n_added = (uint32_t)a->n_ids;
+	return r;
+}
+
+static int engine_status(struct engine *e, struct message *m)
+{
+	const struct scheduler_counters *counters = scheduler_get_counters(e->scheduler);
+	struct vk_memory_counter bytes[VK_MEMORY_N_ROLES];
+	struct message_status *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return -ENOMEM;
+	m->status = s;
+	s->n_sessions = counters->n_sessions;
+	s->first_token_ns = counters->first_token_ns;
+	s->prompt_tokens = counters->prompt_tokens;
+	s->generated_tokens = counters->generated_tokens;
+	vk_memory_get_counters(e->params.device, bytes);
+	_Static_assert((int)VK_MEMORY_N_ROLES <= MESSAGE_MAX_ROLES, "a row for every role");
+	s->n_roles = VK_MEMORY_N_ROLES;
+	for (uint32_t i = 0; i < s->n_roles; i++)
+		s->roles[i] = (struct message_role){
+			.name = vk_memory_role_name((enum vk_memory_role)i),
+			.requested_bytes = bytes[i].requested_bytes,
+			.placed_bytes = bytes[i].placed_bytes,
+			.spilled_bytes = bytes[i].spilled_bytes,
+		};
+	return 0;
+}
+
+static int engine_serve(struct engine *e, struct message *m, struct err *ret_err)
+{
+	struct scheduler *s = e->scheduler;
+
+	if (e->code) {
+		*ret_err = e->error;
+		return e->code;
+	}
+	switch (m->kind) {
+	case MESSAGE_OPEN: return scheduler_open(s, m->client, ret_err, &m->session);
+	case MESSAGE_APPEND: return engine_append(e, m, ret_err);
+	case MESSAGE_GENERATE: return engine_generate(e, m, ret_err);
+	case MESSAGE_CANCEL: return scheduler_cancel(s, m->client, m->session, ret_err);
+	case MESSAGE_TRUNCATE:
+		return scheduler_truncate(
+			s, m->client, m->truncate.session, m->truncate.n_tokens, ret_err);
+	case MESSAGE_CLOSE: return scheduler_close(s, m->client, m->session, ret_err);
+	case MESSAGE_STATUS: return engine_status(e, m);
+	default: return err_set(ret_err, ENOSYS, "engine: no such request");
+	}
+}
+
+static void engine_handle(struct engine *e, struct message *m)
+{
+	struct err error = ERR_NULL;
+	int r = 0;
+
+	if (m->kind == MESSAGE_DISCONNECT)
+		scheduler_disconnect(e->scheduler, m->client);
+	else
+		r = engine_serve(e, m, &error);
+	if (r)
+		message_refuse(m, r, &error);
+	/* An accepted Generate is the session's until it is finished. */
+	if (r || m->kind != MESSAGE_GENERATE)
+		engine_send(e, m);
+}
+
+static void engine_save_cache(struct engine *e)
+{
+	if (vk_cache_save(e->params.device))
+		log_debug("the pipeline cache was not saved");
+	e->is_cache_saved = true;
+}
+
+/* Serves what is in the queue; true: MESSAGE_STOP, which is *ret_stop. */
+static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
+{
+	struct queue_node *node;
+
+	while ((node = queue_take(e->params.in))) {
+		struct message *m = message_from_node(node);
+
+		if (m->kind == MESSAGE_STOP) {
+			*ret_stop = m;
+			return true;
+		}
+		engine_handle(e, m);
+	}
+	return false;
+}
+
+static void engine_step(struct engine *e)
+{
+	struct err error = ERR_NULL;
+	int r = scheduler_step(e->scheduler, &error);
+
+	if (r)
+		engine_set_failed(e, r, &error);
+}
+
+static void *engine_run(void *userdata)
+{
+	struct engine *e = userdata;
+	struct message *stop;
+
+	for (;;) {
+		if (e->code && e->failure) {
+			scheduler_fail(e->scheduler, e->code, &e->error);
+			message_refuse(e->failure, e->code, &e->error);
+			engine_send(e, TAKE_PTR(e->failure));
+		}
+		if (!scheduler_is_busy(e->scheduler)) {
+			if (e->is_cache_due && !e->is_cache_saved && !e->code)
+				engine_save_cache(e);
+			queue_wait(e->params.in);
+		}
+		if (engine_serve_queue(e, &stop))
+			break;
+		if (!e->code)
+			engine_step(e);
+	}
+	scheduler_stop(e->scheduler);
+	if (!e->code)
+		engine_save_cache(e);
+	queue_push(e->params.out, &stop->node);
+	return NULL;
+}
+
+static uint32_t engine_get_max_text_bytes(const struct manifest *m)
+{
+	uint32_t n_max = 0;
+
+	for (uint32_t i = 0; i < m->n_vocab; i++)
+		if (m->tokens[i].bytes.n_bytes > n_max)
+			n_max = m->tokens[i].bytes.n_bytes;
+	return n_max;
+}
+
+static int engine_start(struct engine *e, struct err *ret_err)
+{
+	const struct kv_params *kv = kv_get_params(e->params.kv);
+	const struct scheduler_params params = {
+		.n_sessions = kv->n_slots,
+		.n_ctx = kv->n_ctx,
+		.n_rows = e->params.n_rows,
+		.n_vocab = plan_get_n_vocab(e->params.plan),
+		.max_text_bytes = engine_get_max_text_bytes(e->params.manifest),
+	};
+	const struct scheduler_backend backend = {
+		.userdata = e,
+		.open = engine_kv_open,
+		.close = engine_kv_close,
+		.reserve = engine_kv_reserve,
+		.truncate = engine_kv_truncate,
+		.step = engine_plan_step,
+		.get_text = engine_get_text,
+		.token = engine_send_token,
+		.finished = engine_send_finished,
+	};
+	int r = scheduler_new(&params, &backend, &e->scheduler);
+
+	if (r)
+		return r;
+	e->stop = message_new(MESSAGE_STOP, 0, 0);
+	e->failure = message_new(MESSAGE_FAILED, 0, 0);
+	if (!e->stop || !e->failure)
+		return -ENOMEM;
+	r = -pthread_create(&e->thread, NULL, engine_run, e);
+	if (r)
+		err_set(ret_err, -r, "cannot start the engine thread: %s", strerror(-r));
+	return r;
+}
+
+static struct engine *engine_destroy(struct engine *e)
+{
+	message_free(e->stop);
+	message_free(e->failure);
+	scheduler_free(e->scheduler);
+	free(e);
+	return NULL;
+}
+
+int engine_new(const struct engine_params *params, struct err *ret_err, struct engine **ret_engine)
+{
+	struct engine *e = calloc(1, sizeof(*e));
+	int r;
+
+	if (!e)
+		return -ENOMEM;
+	e->params = *params;
+	r = engine_start(e, ret_err);
+	if (r) {
+		engine_destroy(e);
+		return r;
+	}
+	*ret_engine = e;
+	return 0;
+}
+
+void engine_stop(struct engine *e)
+{
+	if (e->stop)
+		queue_push(e->params.in, &TAKE_PTR(e->stop)->node);
+}
+
+struct engine *engine_free(struct engine *e)
+{
+	if (!e)
+		return NULL;
+	engine_stop(e);
+	pthread_join(e->thread, NULL);
+	return engine_destroy(e);
+}

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/kv.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "proto/util/bytes.h"
+#include "proto/util/err.h"
+#include "vk/command.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "vk/submit.h"
+
+enum {
+	/* Kernels load 16 bytes at a time; 256 is what a memory's own address is aligned to. */
+	PAGE_ALIGN = 256,
+	/* Page numbers are u32, and their bookkeeping is allocated: far above any real pool. */
+	MAX_PAGES = 1 << 24,
+	MAX_SLOTS = 4096,
+};
+
+static const uint64_t clear_timeout_ns = 30ull * 1000 * 1000 * 1000;
+
+struct slot {
+	bool is_open;
+	uint32_t n_pages;
+	uint32_t *pages; /* [n_slot_pages], the first n_pages valid */
+};
+
+struct kv {
+	struct vk_device *device;
+	struct kv_params params;
+	uint64_t page_bytes;
+	uint32_t n_pages;
+	uint32_t n_free;
+	uint32_t n_slot_pages;
+	uint32_t n_memory_pages; /* pages of each memory but the last */
+	uint32_t n_memories;
+	struct vk_memory **memories; /* [n_memories] */
+	uint64_t *free_bits;         /* [n_pages / 64] bit set: free */
+	uint64_t *dirty_bits;        /* [n_pages / 64] bit set: a session has had it */
+	uint32_t first_word;         /* no free bit before this word */
+	struct slot *slots;          /* [n_slots] */
+	uint32_t *slot_pages;        /* [n_slots][n_slot_pages], what slots[].pages point into */
+	struct vk_memory *table_memory;
+	uint64_t *table; /* mapped: [n_slots][n_slot_pages] */
+	struct vk_command *clear;
+	uint64_t clear_ticket; /* of the last submission of clear, 0: none */
+};
+
+static void kv_page_slice(const struct kv *kv, uint32_t page, uint32_t n, struct vk_slice *ret)
+{
+	ret->memory = kv->memories[page / kv->n_memory_pages];
+	ret->offset = page % kv->n_memory_pages * kv->page_bytes;
+	ret->n_bytes = n * kv->page_bytes;
+}
+
+/* The command is idle again: what it cleared last is clear. */
+static int kv_clear_begin(struct kv *kv, struct err *ret_err)
+{
+	if (kv->clear_ticket) {
+		int r = vk_submit_wait(kv->device, kv->clear_ticket, clear_timeout_ns);
+		if (r == -ETIMEDOUT)
+			return err_set(ret_err, ETIMEDOUT, "kv: pages were not cleared in 30 s");
+		if (r)
+			return r;
+		kv->clear_ticket = 0;
+	}
+	vk_command_begin(kv->clear);
+	return 0;
+}
+
+/* Not waited for: each submission sees what those before it wrote. */
+static int kv_clear_submit(struct kv *kv, struct err *ret_err)
+{
+	int r = vk_command_end(kv->clear, ret_err);
+	if (r)
+		return r;
+	return vk_submit(kv->device, &kv->clear, 1, ret_err, &kv->clear_ticket);
+}
+
+static int kv_clear_pool(struct kv *kv, struct err *ret_err)
+{
+	int r = kv_clear_begin(kv, ret_err);
+	if (r)
+		return r;
+	for (uint32_t i = 0; i < kv->n_memories; i++) {
+		const struct vk_slice all = {
+			.memory = kv->memories[i],
+			.n_bytes = vk_memory_get_bytes(kv->memories[i]),
+		};
+		vk_command_fill(kv->clear, &all, 0);
+	}
+	return kv_clear_submit(kv, ret_err);
+}
+
+/* Clears the dirty ones of pages[0..n): neighbours in one fill. */
+static int kv_clear_pages(struct kv *kv, const uint32_t *pages, uint32_t n, struct err *ret_err)
+{
+	uint32_t i = 0;
+	bool is_begun = false;
+
+	while (i < n) {
+		uint32_t page = pages[i];
+		uint32_t run = 1;
+		struct vk_slice slice;
+
+		if (!(kv->dirty_bits[page / 64] >> (page % 64) & 1)) {
+			i++;
+			continue;
+		}
+		while (i + run < n && pages[i + run] == page + run &&
+			(page + run) % kv->n_memory_pages)
+			run++;
+		if (!is_begun) {
+			int r = kv_clear_begin(kv, ret_err);
+			if (r)
+				return r;
+			is_begun = true;
+		}
+		kv_page_slice(kv, page, run, &slice);
+		vk_command_fill(kv->clear, &slice, 0);
+		i += run;
+	}
+	return is_begun ? kv_clear_submit(kv, ret_err) : 0;
+}
+
+/* Page size and counts out of the parameters, every product checked. */
+static int kv_measure(struct kv *kv, struct err *ret_err)
+{
+	const struct kv_params *p = &kv->params;
+	uint64_t max_bytes = vk_device_get_info(kv->device)->max_alloc_bytes;
+	uint64_t n_row = (uint64_t)p->n_head_kv * p->head_dim;
+	uint64_t n_bytes;
+	uint64_t n_pages;
+	uint64_t n_memory_pages;
+
+	if (!p->n_layers || !n_row || !p->n_slots || p->n_slots > MAX_SLOTS || !p->n_ctx ||
+		!p->n_tokens)
+		return err_set(ret_err, EINVAL, "kv: a size is zero or too large");
+	if (__builtin_mul_overflow(n_row, 2ull * KV_PAGE_TOKENS * sizeof(uint16_t), &n_bytes) ||
+		__builtin_mul_overflow(n_bytes, p->n_layers, &n_bytes) ||
+		!bytes_align(n_bytes, PAGE_ALIGN, &n_bytes) || n_bytes > max_bytes)
+		return err_set(ret_err, EINVAL,
+			"kv: a page of %u layers, %u heads of %u: expected at most %llu bytes",
+			p->n_layers, p->n_head_kv, p->head_dim, (unsigned long long)max_bytes);
+	n_pages = p->n_tokens / KV_PAGE_TOKENS + !!(p->n_tokens % KV_PAGE_TOKENS);
+	if (n_pages > MAX_PAGES)
+		return err_set(ret_err, EINVAL, "kv: %llu pages: expected at most %u",
+			(unsigned long long)n_pages, MAX_PAGES);
+	n_memory_pages = max_bytes / n_bytes;
+	if (n_memory_pages > n_pages)
+		n_memory_pages = n_pages;
+	kv->page_bytes = n_bytes;
+	kv->n_pages = (uint32_t)n_pages;
+	kv->n_free = kv->n_pages;
+	kv->n_memory_pages = (uint32_t)n_memory_pages;
+	kv->n_memories = (uint32_t)((n_pages + n_memory_pages - 1) / n_memory_pages);
+	kv->n_slot_pages = p->n_ctx / KV_PAGE_TOKENS + !!(p->n_ctx % KV_PAGE_TOKENS);
+	if ((uint64_t)kv->n_slot_pages * p->n_slots > MAX_PAGES)
+		return err_set(ret_err, EINVAL, "kv: a table of %u slots of %u pages is too large",
+			p->n_slots, kv->n_slot_pages);
+	return 0;
+}
+
+static int kv_allocate_host(struct kv *kv)
+{
+	size_t n_words = (kv->n_pages + 63) / 64;
+
+	kv->memories = calloc(kv->n_memories, sizeof(*kv->memories));
+	kv->free_bits = calloc(n_words, sizeof(*kv->free_bits));
+	kv->dirty_bits = calloc(n_words, sizeof(*kv->dirty_bits));
+	kv->slots = calloc(kv->params.n_slots, sizeof(*kv->slots));
+	kv->slot_pages =
+		calloc((size_t)kv->params.n_slots * kv->n_slot_pages, sizeof(*kv->slot_pages));
+	if (!kv->memories || !kv->free_bits || !kv->dirty_bits || !kv->slots || !kv->slot_pages)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < kv->n_pages; i++)
+		kv->free_bits[i / 64] |= 1ull << (i % 64);
+	for (uint32_t i = 0; i < kv->params.n_slots; i++)
+		kv->slots[i].pages = kv->slot_pages + (size_t)i * kv->n_slot_pages;
+	return 0;
+}
+
+static int kv_allocate_device(struct kv *kv, struct err *ret_err)
+{
+	uint64_t table_bytes = (uint64_t)kv->params.n_slots * kv->n_slot_pages * sizeof(uint64_t);
+	uint32_t n_left = kv->n_pages;
+	void *table;
+	int r;
+
+	for (uint32_t i = 0; i < kv->n_memories; i++) {
+		uint32_t n = n_left < kv->n_memory_pages ? n_left : kv->n_memory_pages;
+		const struct vk_memory_params params = {
+			.role = VK_MEMORY_KV,
+			.n_bytes = n * kv->page_bytes,
+			.name = "kv pages",
+		};
+
+		r = vk_memory_new(kv->device, &params, ret_err, &kv->memories[i]);
+		if (r)
+			return r;
+		n_left -= n;
+	}
+	const struct vk_memory_params params = {
+		.role = VK_MEMORY_IO,
+		.n_bytes = table_bytes,
+		.name = "kv page table",
+	};
+	r = vk_memory_new(kv->device, &params, ret_err, &kv->table_memory);
+	if (r)
+		return r;
+	r = vk_memory_map(kv->table_memory, ret_err, &table);
+	if (r)
+		return r;
+	kv->table = table;
+	memset(kv->table, 0, table_bytes);
+	return vk_command_new(kv->device, 0, ret_err, &kv->clear);
+}
+
+int kv_new(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
+	struct kv **ret_kv)
+{
+	struct kv *kv = calloc(1, sizeof(*kv));
+	int r;
+
+	if (!kv)
+		return -ENOMEM;
+	kv->device = d;
+	kv->params = *params;
+	r = kv_measure(kv, ret_err);
+	if (!r)
+		r = kv_allocate_host(kv);
+	if (!r)
+		r = kv_allocate_device(kv, ret_err);
+	if (!r)
+		r = kv_clear_pool(kv, ret_err);
+	if (r) {
+		kv_free(kv);
+		return r;
+	}
+	*ret_kv = kv;
+	return 0;
+}
+
+struct kv *kv_free(struct kv *kv)
+{
+	if (!kv)
+		return NULL;
+	/* On failure the device is lost and uses nothing any more. */
+	if (kv->clear_ticket && vk_submit_wait(kv->device, kv->clear_ticket, clear_timeout_ns))
+		kv->clear_ticket = 0;
+	vk_command_free(kv->clear);
+	vk_memory_free(kv->table_memory);
+	for (uint32_t i = 0; kv->memories && i < kv->n_memories; i++)
+		vk_memory_free(kv->memories[i]);
+	free(kv->memories);
+	free(kv->free_bits);
+	free(kv->dirty_bits);
+	free(kv->slots);
+	free(kv->slot_pages);
+	free(kv);
+	return NULL;
+}
+
+int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
+{
+	for (uint32_t i = 0; i < kv->params.n_slots; i++) {
+		if (kv->slots[i].is_open)
+			continue;
+		kv->slots[i].is_open = true;
+		*ret_slot = i;
+		return 0;
+	}
+	return err_set(ret_err, EAGAIN, "sessions: all %u are open", kv->params.n_slots);
+}
+
+void kv_close(struct kv *kv, uint32_t slot)
+{
+	kv_truncate(kv, slot, 0);
+	kv->slots[slot].is_open = false;
+}
+
+/* The lowest free page, so that the end of a pool larger than its use stays untouched. */
+static uint32_t kv_take_page(struct kv *kv)
+{
+	uint32_t word = kv->first_word;
+
+	while (!kv->free_bits[word])
+		word++;
+	uint32_t bit = (uint32_t)__builtin_ctzll(kv->free_bits[word]);
+	kv->free_bits[word] &= kv->free_bits[word] - 1;
+	kv->first_word = word;
+	kv->n_free--;
+	return word * 64 + bit;
+}
+
+static void kv_give_page(struct kv *kv, uint32_t page)
+{
+	kv->free_bits[page / 64] |= 1ull << (page % 64);
+	kv->dirty_bits[page / 64] |= 1ull << (page % 64);
+	if (page / 64 < kv->first_word)
+		kv->first_word = page / 64;
+	kv->n_free++;
+}
+
+int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
+{
+	struct slot *s = &kv->slots[slot];
+	uint64_t *row = kv->table + (size_t)slot * kv->n_slot_pages;
+	uint32_t n_pages = n_tokens / KV_PAGE_TOKENS + !!(n_tokens % KV_PAGE_TOKENS);
+	uint32_t n_more;
+	int r;
+
+	if (n_tokens > kv->params.n_ctx)
+		return err_set(ret_err, ENOSPC, "context: %u tokens, %u asked", kv->params.n_ctx,
+			n_tokens);
+	if (n_pages <= s->n_pages)
+		return 0;
+	n_more = n_pages - s->n_pages;
+	if (n_more > kv->n_free)
+		return err_set(ret_err, ENOSPC, "kv: %u more pages asked, %u of %u are free",
+			n_more, kv->n_free, kv->n_pages);
+	for (uint32_t i = s->n_pages; i < n_pages; i++)
+		s->pages[i] = kv_take_page(kv);
+	r = kv_clear_pages(kv, s->pages + s->n_pages, n_more, ret_err);
+	if (r) {
+		for (uint32_t i = s->n_pages; i < n_pages; i++)
+			kv_give_page(kv, s->pages[i]);
+		return r;
+	}
+	for (uint32_t i = s->n_pages; i < n_pages; i++) {
+		struct vk_slice slice;
+
+		kv_page_slice(kv, s->pages[i], 1, &slice);
+		row[i] = vk_memory_slice_address(&slice);
+	}
+	s->n_pages = n_pages;
+	return 0;
+}
+
+void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens)
+{
+	struct slot *s = &kv->slots[slot];
+	uint64_t *row = kv->table + (size_t)slot * kv->n_slot_pages;
+	uint32_t n_pages = n_tokens / KV_PAGE_TOKENS + !!(n_tokens % KV_PAGE_TOKENS);
+
+	while (s->n_pages > n_pages) {
+		s->n_pages--;
+		row[s->n_pages] = 0;
+		kv_give_page(kv, s->pages[s->n_pages]);
+	}
+}
+
+const struct kv_params *kv_get_params(const struct kv *kv)
+{
+	return &kv->params;
+}
+
+uint64_t kv_get_table_address(const struct kv *kv)
+{
+	return vk_memory_get_address(kv->table_memory);
+}
+
+uint32_t kv_get_slot_pages(const struct kv *kv)
+{
+	return kv->n_slot_pages;
+}
+
+uint64_t kv_get_bytes(const struct kv *kv)
+{
+	return kv->n_pages * kv->page_bytes;
+}
+
+uint32_t kv_get_free_pages(const struct kv *kv)
+{
+	return kv->n_free;
+}
+
+int kv_get_page(const struct kv *kv, uint32_t slot, uint32_t index, struct vk_slice *ret_page)
+{
+	if (index >= kv->slots[slot].n_pages)
+		return -ENOENT;
+	kv_page_slice(kv, kv->slots[slot].pages[index], 1, ret_page);
+	return 0;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_MESSAGE_H
+#define WORKERD_MESSAGE_H
+
+/*
+ * What the threads say to each other, in plain C. A client's request becomes one message, which
+ * travels
+ *
+ *	loop -> (text ->) engine -> loop
+ *
+ * and carries its answer on the way back: whoever handles it fills the answer members, or
+ * message_refuse says why not. Every request comes back exactly once. Beside that the engine sends
+ * MESSAGE_TOKEN for each token of a generation, and MESSAGE_STARTED when one was taken on: the
+ * MESSAGE_GENERATE itself comes back when it is finished.
+ *
+ * One thread at a time holds a message; a queue hands it over.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/util/err.h"
+#include "workerd/queue.h"
+#include "workerd/sampler.h"
+#include "workerd/template.h"
+#include "workerd/tokenizer.h"
+
+enum message_kind {
+	MESSAGE_UNKNOWN, /* a client's request that this version does not know; refused */
+	/* requests of clients */
+	MESSAGE_HELLO,
+	MESSAGE_OPEN,
+	MESSAGE_APPEND,
+	MESSAGE_GENERATE,
+	MESSAGE_CANCEL,
+	MESSAGE_TRUNCATE,
+	MESSAGE_CLOSE,
+	MESSAGE_TOKENIZE,
+	MESSAGE_DETOKENIZE,
+	MESSAGE_STATUS,
+	/* to the engine: the client is gone; comes back when its sessions are closed */
+	MESSAGE_DISCONNECT,
+	/* to the text or engine thread: finish; comes back as its last message */
+	MESSAGE_STOP,
+	/* from the engine */
+	MESSAGE_STARTED,
+	MESSAGE_TOKEN,
+	MESSAGE_FAILED, /* the engine cannot go on; error says why; comes before its STOP */
+};
+
+enum message_input { MESSAGE_INPUT_TEXT, MESSAGE_INPUT_TOKENS, MESSAGE_INPUT_CHAT };
+
+/* Text, tokens or chat messages; the text thread turns the others into tokens. */
+struct message_append {
+	uint64_t session;
+	enum message_input input;
+	const char *text; /* of TEXT */
+	uint64_t n_text_bytes;
+	bool parse_special;
+	bool add_bos;
+	struct template_message *chat; /* of CHAT; the array is the message's */
+	uint32_t n_chat;
+	bool add_generation_prompt;
+	const uint32_t *ids; /* of TOKENS */
+	uint64_t n_ids;
+	uint32_t n_added; /* answer */
+	uint32_t n_total; /* answer */
+};
+
+enum { MESSAGE_MAX_STOPS = 16, MESSAGE_MAX_STOP_BYTES = 256 };
+
+struct message_stop {
+	const char *bytes;
+	uint32_t n_bytes; /* 1 to MESSAGE_MAX_STOP_BYTES */
+};
+
+enum message_reason {
+	MESSAGE_REASON_STOP = 1, /* the numbers of workerd.proto's Finished.Reason */
+	MESSAGE_REASON_LENGTH = 2,
+	MESSAGE_REASON_CANCELLED = 3,
+	MESSAGE_REASON_FAILED = 4,
+};
+
+/* How a generation went; filled by the scheduler. */
+struct message_finished {
+	enum message_reason reason;
+	uint32_t prompt_tokens;
+	uint32_t generated_tokens;
+	uint32_t cached_tokens;
+	uint64_t prompt_ns;
+	uint64_t generate_ns;
+	uint64_t seed;
+};
+
+struct message_generate {
+	uint64_t session;
+	uint32_t n_predict; /* 0: no limit but the context's */
+	struct sampler_params sampling;
+	bool has_seed;
+	struct message_stop *stops; /* [n_stops], the array is the message's */
+	uint32_t n_stops;
+	bool ignore_eos;
+	struct message_finished finished; /* answer; error has the text of FAILED */
+};
+
+/* Tokenize: text in, ids out; Detokenize: ids in, text out. */
+struct message_text {
+	const char *text;
+	uint64_t n_text_bytes;
+	bool parse_special;
+	bool add_bos;
+	const uint32_t *ids;
+	uint64_t n_ids;
+};
+
+struct message_token {
+	uint64_t session;
+	uint32_t id;
+	uint32_t n_bytes;
+	const char *bytes; /* behind the message itself */
+};
+
+struct message_role {
+	const char *name; /* static */
+	uint64_t requested_bytes;
+	uint64_t placed_bytes;
+	uint64_t spilled_bytes;
+};
+
+enum { MESSAGE_MAX_ROLES = 8 };
+
+/* The members that the engine knows; the rest of Status is the loop thread's. */
+struct message_status {
+	struct message_role roles[MESSAGE_MAX_ROLES];
+	uint32_t n_roles;
+	uint32_t n_sessions;
+	uint64_t first_token_ns;
+	uint64_t prompt_tokens;
+	uint64_t generated_tokens;
+};
+
+struct message {
+	struct queue_node node; /* first */
+	enum message_kind kind;
+	uint64_t client;
+	uint64_t id;     /* of the client's request: the client's choice */
+	uint64_t serial; /* of the client's request: the loop thread's */
+	uint64_t arrived_ns;
+	int code;          /* 0, or -errno: refused */
+	struct err *error; /* the sentence, where code is not 0; NULL: out of memory */
+	union {
+		uint32_t protocol; /* HELLO */
+		uint64_t session;  /* OPEN (answer), CANCEL, CLOSE */
+		struct {
+			uint64_t session;
+			uint32_t n_tokens;
+		} truncate;
+		struct message_append append;
+		struct message_generate generate;
+		struct message_text text; /* TOKENIZE, DETOKENIZE */
+		struct message_token token;
+		struct message_status *status; /* STATUS (answer), the message's */
+	};
+	struct tokenizer_ids
+		made_ids; /* what the text thread made; append.ids, text.ids point here */
+	char *made_text;  /* likewise of DETOKENIZE */
+	void *owner;      /* what borrowed members point into, freed by free_owner */
+	void (*free_owner)(void *owner);
+};
+
+/* Zeroed but for kind and client. NULL: out of memory. n_extra bytes lie behind it. */
+struct message *message_new(enum message_kind kind, uint64_t client, uint32_t n_extra);
+
+/* Of the same client, id and serial as a request. */
+struct message *message_new_for(
+	enum message_kind kind, const struct message *request, uint32_t n_extra);
+
+struct message *message_free(struct message *m);
+
+/* code is -errno; e's text (may be empty: the errno's own) is copied. */
+void message_refuse(struct message *m, int code, const struct err *e);
+
+/* The sentence of a refused message, never empty; borrowed. */
+const char *message_get_error(const struct message *m);
+
+static inline struct message *message_from_node(struct queue_node *node)
+{
+	return (struct message *)node;
+}
+
+/* Frees what is left in q. The taking thread. */
+void message_drain(struct queue *q);
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+
+const char options_usage[] =
+	"usage: workerd --model NAME [option]...\n"
+	"Serves a model whose weights weightd holds.\n"
+	"\n"
+	"  --model NAME        a model that weightd has or is loading\n"
+	"  --weights PATH      weightd's socket (default: $WEIGHTD_SOCKET, else weightd.sock in\n"
+	"                      $XDG_RUNTIME_DIR or /run/weightd)\n"
+	"  --socket PATH       the socket for clients (default: $WORKERD_SOCKET, else\n"
+	"                      workerd.sock in the same places)\n"
+	"  --device WHICH      auto, software, an index or a UUID (default: weightd's device)\n"
+	"  --ctx TOKENS        a session holds so many (default: the model's, at most 4096)\n"
+	"  --sessions N        at once, 1 to 256 (default: 4)\n"
+	"  --chunk TOKENS      computed a step, a multiple of 64 (default: 256); less when the\n"
+	"                      device has no memory for it\n"
+	"  --fail-on-spill     end when memory did not fit where it belongs\n"
+	"  --deterministic     the same tokens whatever else is served\n"
+	"  --log-level LEVEL   error, warn, info or debug (default: info)\n"
+	"  --help, --version\n"
+	"\n"
+	"Exit status: 0 ended by SIGTERM or SIGINT, 1 refused or failed, 2 wrong usage.\n";
+
+enum option_id {
+	OPTION_MODEL = 256,
+	OPTION_WEIGHTS,
+	OPTION_SOCKET,
+	OPTION_HTTP,
+	OPTION_DEVICE,
+	OPTION_CTX,
+	OPTION_SESSIONS,
+	OPTION_CHUNK,
+	OPTION_FAIL_ON_SPILL,
+	OPTION_DETERMINISTIC,
+	OPTION_LOG_LEVEL,
+	OPTION_HELP,
+	OPTION_VERSION,
+};
+
+static const struct option option_table[] = {
+	{"model", required_argument, NULL, OPTION_MODEL},
+	{"weights", required_argument, NULL, OPTION_WEIGHTS},
+	{"socket", required_argument, NULL, OPTION_SOCKET},
+	{"http", required_argument, NULL, OPTION_HTTP},
+	{"device", required_argument, NULL, OPTION_DEVICE},
+	{"ctx", required_argument, NULL, OPTION_CTX},
+	{"sessions", required_argument, NULL, OPTION_SESSIONS},
+	{"chunk", required_argument, NULL, OPTION_CHUNK},
+	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
+	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
+	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
+	{"help", no_argument, NULL, OPTION_HELP},
+	{"version", no_argument, NULL, OPTION_VERSION},
+	{0},
+};
+
+/* A whole number from 1 to max. */
+static int options_parse_u32(
+	const char *name, const char *text, uint32_t max, struct err *ret_err, uint32_t *ret_value)
+{
+	char *end;
+
+	errno = 0;
+	unsigned long value = strtoul(text, &end, 10);
+	if (text[0] < '0' || text[0] > '9' || *end || errno || !value || value > max)
+		return err_set(ret_err, EINVAL, "--%s: expected 1 to %" PRIu32 ", found %s", name,
+			max, text);
+	*ret_value = (uint32_t)value;
+	return 0;
+}
+
+static int options_parse_chunk(const char *text, struct err *ret_err, uint32_t *ret_value)
+{
+	int r = options_parse_u32("chunk", text, OPTIONS_MAX_CHUNK, ret_err, ret_value);
+
+	if (!r && *ret_value % OPTIONS_CHUNK_STEP)
+		return err_set(ret_err, EINVAL, "--chunk: expected a multiple of %d, found %s",
+			OPTIONS_CHUNK_STEP, text);
+	return r;
+}
+
+static int options_parse_one(int id, const char *text, struct err *ret_err, struct options *o)
+{
+	switch (id) {
+	case OPTION_MODEL: o->model = text; return 0;
+	case OPTION_WEIGHTS: o->weights = text; return 0;
+	case OPTION_SOCKET: o->socket = text; return 0;
+	case OPTION_HTTP:
+		return err_set(ret_err, ENOTSUP,
+			"--http: workerd " WEIGHTD_VERSION
+			" has no HTTP; its clients use --socket");
+	case OPTION_DEVICE: o->device = text; return 0;
+	case OPTION_CTX: return options_parse_u32("ctx", text, OPTIONS_MAX_CTX, ret_err, &o->n_ctx);
+	case OPTION_SESSIONS:
+		return options_parse_u32(
+			"sessions", text, OPTIONS_MAX_SESSIONS, ret_err, &o->n_sessions);
+	case OPTION_CHUNK: return options_parse_chunk(text, ret_err, &o->n_chunk);
+	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
+	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;
+	case OPTION_LOG_LEVEL:
+		if (log_parse_level(text, &o->log_level))
+			return err_set(ret_err, EINVAL,
+				"--log-level: expected error, warn, info or debug, found %s", text);
+		return 0;
+	case OPTION_HELP: return OPTIONS_HELP;
+	case OPTION_VERSION: return OPTIONS_VERSION;
+	default: return -EINVAL;
+	}
+}
+
+int options_parse(int argc, char **argv, struct err *ret_err, struct options *ret_options)
+{
+	struct options o = {.n_sessions = 4, .log_level = LOG_INFO};
+	int id;
+
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, ":", option_table, NULL)) != -1) {
+		if (id == ':')
+			return err_set(ret_err, EINVAL, "%s: expected a value", argv[optind - 1]);
+		if (id == '?')
+			return err_set(ret_err, EINVAL, "%s: no such option", argv[optind - 1]);
+		int r = options_parse_one(id, optarg, ret_err, &o);
+		if (r)
+			return r;
+	}
+	if (optind < argc)
+		return err_set(ret_err, EINVAL, "%s: expected options alone", argv[optind]);
+	if (!o.model)
+		return err_set(ret_err, EINVAL, "--model: expected the name of a model");
+	*ret_options = o;
+	return 0;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_OPTIONS_H
+#define WORKERD_OPTIONS_H
+
+/*
+ * workerd's command line. Main thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "proto/util/log.h"
+
+struct err;
+
+enum {
+	OPTIONS_MAX_SESSIONS = 256,
+	OPTIONS_MAX_CTX = 1 << 20,
+	OPTIONS_MAX_CHUNK = 8192,
+	OPTIONS_CHUNK_STEP = 64, /* chunks are multiples of it */
+};
+
+/* Strings are argv's. */
+struct options {
+	const char *model;
+	const char *weights; /* NULL: weights_client_default_path */
+	const char *socket;  /* NULL: worker_client_default_path */
+	const char *device;  /* NULL: weightd's */
+	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
+	uint32_t n_sessions;
+	uint32_t n_chunk; /* rows a step; 0: 256 or less as fits */
+	bool fail_on_spill;
+	bool is_deterministic;
+	enum log_level log_level;
+};
+
+/* Conditions of options_parse: print options_usage or the version. */
+enum { OPTIONS_HELP = 1, OPTIONS_VERSION = 2 };
+
+/* -EINVAL: wrong usage; -ENOTSUP: an option of the contract that this version refuses. */
+int must_check options_parse(
+	int argc, char **argv, struct err *ret_err, struct options *ret_options);
+
+/* The text of --help. */
+extern const char options_usage[];
+
+#endif

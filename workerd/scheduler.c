@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/scheduler.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+
+#include "proto/util/err.h"
+#include "workerd/clock.h"
+#include "workerd/message.h"
+#include "workerd/sampler.h"
+#include "workerd/session.h"
+
+struct scheduler {
+	struct scheduler_params params;
+	struct scheduler_backend backend;
+	struct scheduler_counters counters;
+	uint64_t last_session;    /* id given last */
+	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
+	struct session *sessions; /* [n_sessions] */
+	/* The step that is being made. */
+	uint32_t *n_take;      /* [n_sessions] rows of each session */
+	struct plan_row *rows; /* [n_rows] */
+	uint32_t *want;        /* [n_sessions] */
+};
+
+int scheduler_new(const struct scheduler_params *params, const struct scheduler_backend *backend,
+	struct scheduler **ret_scheduler)
+{
+	struct scheduler *s;
+
+	if (!params->n_sessions || !params->n_ctx || params->n_rows < params->n_sessions)
+		return -EINVAL;
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return -ENOMEM;
+	s->params = *params;
+	s->backend = *backend;
+	s->sessions = calloc(params->n_sessions, sizeof(*s->sessions));
+	s->n_take = calloc(params->n_sessions, sizeof(*s->n_take));
+	s->want = calloc(params->n_sessions, sizeof(*s->want));
+	s->rows = calloc(params->n_rows, sizeof(*s->rows));
+	if (!s->sessions || !s->n_take || !s->want || !s->rows) {
+		scheduler_free(s);
+		return -ENOMEM;
+	}
+	*ret_scheduler = s;
+	return 0;
+}
+
+struct scheduler *scheduler_free(struct scheduler *s)
+{
+	if (!s)
+		return NULL;
+	free(s->sessions);
+	free(s->n_take);
+	free(s->want);
+	free(s->rows);
+	free(s);
+	return NULL;
+}
+
+static int scheduler_find(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err,
+	struct session **ret_session)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+
+		if (session->state != SESSION_CLOSED && session->id == id &&
+			session->client == client) {
+			*ret_session = session;
+			return 0;
+		}
+	}
+	return err_set(ret_err, ENOENT, "session %" PRIu64 ": not one of this connection's", id);
+}
+
+int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session)
+{
+	struct session *session = s->sessions;
+	uint32_t slot;
+	int r = s->backend.open(s->backend.userdata, ret_err, &slot);
+
+	if (r)
+		return r;
+	while (session->state != SESSION_CLOSED) {
+		session++;
+		/* There is one: the backend has no more slots than there are sessions. */
+		assert(session < s->sessions + s->params.n_sessions);
+	}
+	r = session_open(session, s->last_session + 1, client, slot, s->params.n_ctx);
+	if (r) {
+		s->backend.close(s->backend.userdata, slot);
+		return r;
+	}
+	s->last_session++;
+	s->counters.n_sessions++;
+	*ret_session = session->id;
+	return 0;
+}
+
+static void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
+{
+	s->backend.finished(s->backend.userdata, session_finish(session, reason));
+}
+
+static void scheduler_finish_failed(
+	struct scheduler *s, struct session *session, int code, const struct err *e)
+{
+	struct message *m = session_finish(session, MESSAGE_REASON_FAILED);
+
+	message_refuse(m, code, e);
+	s->backend.finished(s->backend.userdata, m);
+}
+
+static void scheduler_end(struct scheduler *s, struct session *session)
+{
+	if (session->state == SESSION_GENERATING)
+		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
+	s->backend.close(s->backend.userdata, session->slot);
+	session_close(session);
+	s->counters.n_sessions--;
+}
+
+int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
+{
+	struct session *session;
+	int r = scheduler_find(s, client, id, ret_err, &session);
+
+	if (!r)
+		scheduler_end(s, session);
+	return r;
+}
+
+int scheduler_append(struct scheduler *s, uint64_t client, uint64_t id, const uint32_t *ids,
+	uint64_t n_ids, struct err *ret_err, uint32_t *ret_n_total)
+{
+	struct session *session;
+	int r = scheduler_find(s, client, id, ret_err, &session);
+
+	if (!r)
+		r = session_append(session, ids, n_ids, s->params.n_vocab, ret_err);
+	if (!r)
+		*ret_n_total = session->n_tokens;
+	return r;
+}
+
+int scheduler_truncate(
+	struct scheduler *s, uint64_t client, uint64_t id, uint32_t n_tokens, struct err *ret_err)
+{
+	struct session *session;
+	int r = scheduler_find(s, client, id, ret_err, &session);
+
+	if (!r)
+		r = session_truncate(session, n_tokens, ret_err);
+	if (!r)
+		s->backend.truncate(s->backend.userdata, session->slot, n_tokens);
+	return r;
+}
+
+int scheduler_generate(struct scheduler *s, struct message *generate, struct err *ret_err)
+{
+	struct session *session;
+	int r = scheduler_find(s, generate->client, generate->generate.session, ret_err, &session);
+
+	if (!r)
+		r = session_start(
+			session, generate, s->params.n_vocab, s->params.max_text_bytes, ret_err);
+	return r;
+}
+
+int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
+{
+	struct session *session;
+	int r = scheduler_find(s, client, id, ret_err, &session);
+
+	if (!r && session->state == SESSION_GENERATING)
+		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
+	return r;
+}
+
+void scheduler_disconnect(struct scheduler *s, uint64_t client)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state != SESSION_CLOSED && s->sessions[i].client == client)
+			scheduler_end(s, &s->sessions[i]);
+}
+
+void scheduler_stop(struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state != SESSION_CLOSED)
+			scheduler_end(s, &s->sessions[i]);
+}
+
+void scheduler_fail(struct scheduler *s, int code, const struct err *e)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state == SESSION_GENERATING)
+			scheduler_finish_failed(s, &s->sessions[i], code, e);
+}
+
+bool scheduler_is_busy(const struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state == SESSION_GENERATING)
+			return true;
+	return false;
+}
+
+/*
+ * Rows of each session into n_take. One row for each that decodes; of the rest the prompts get
+ * equal shares, and what a short prompt leaves goes to the others.
+ */
+static void scheduler_share(struct scheduler *s)
+{
+	uint32_t n_sessions = s->params.n_sessions;
+	uint32_t n_left = s->params.n_rows;
+	uint32_t n_waiting;
+
+	for (uint32_t i = 0; i < n_sessions; i++) {
+		const struct session *session = &s->sessions[i];
+
+		s->n_take[i] =
+			session->state == SESSION_GENERATING && session_get_n_due(session) == 1;
+		n_left -= s->n_take[i];
+	}
+	do {
+		n_waiting = 0;
+		for (uint32_t i = 0; i < n_sessions; i++)
+			n_waiting += s->sessions[i].state == SESSION_GENERATING &&
+				     s->n_take[i] < session_get_n_due(&s->sessions[i]);
+		uint32_t n_share = n_waiting && n_left > n_waiting ? n_left / n_waiting : 1;
+
+		for (uint32_t k = 0; k < n_sessions && n_left; k++) {
+			uint32_t i = (s->turn + k) % n_sessions;
+			const struct session *session = &s->sessions[i];
+			uint32_t n;
+
+			if (session->state != SESSION_GENERATING)
+				continue;
+			n = session_get_n_due(session) - s->n_take[i];
+			if (n > n_share)
+				n = n_share;
+			if (n > n_left)
+				n = n_left;
+			s->n_take[i] += n;
+			n_left -= n;
+		}
+	} while (n_left && n_waiting);
+	s->turn = (s->turn + 1) % n_sessions;
+}
+
+/* A full context, or pages that are not there, end a generation before the step. */
+static int scheduler_prepare(struct scheduler *s, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state == SESSION_GENERATING &&
+			s->sessions[i].n_tokens == s->sessions[i].n_ctx)
+			scheduler_finish(s, &s->sessions[i], MESSAGE_REASON_LENGTH);
+	scheduler_share(s);
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+		struct err e = ERR_NULL;
+
+		if (!s->n_take[i])
+			continue;
+		int r = s->backend.reserve(
+			s->backend.userdata, session->slot, session->n_cached + s->n_take[i], &e);
+		if (r == -ENOSPC) {
+			s->n_take[i] = 0;
+			scheduler_finish_failed(s, session, r, &e);
+		} else if (r) {
+			*ret_err = e;
+			return r;
+		}
+	}
+	return 0;
+}
+
+/* Rows of the sessions, one after the other, and the indices of those whose logits are needed. */
+static void scheduler_fill(struct scheduler *s, uint32_t *ret_n_rows, uint32_t *ret_n_want)
+{
+	uint32_t n_rows = 0;
+	uint32_t n_want = 0;
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		const struct session *session = &s->sessions[i];
+
+		for (uint32_t k = 0; k < s->n_take[i]; k++) {
+			uint32_t position = session->n_cached + k;
+
+			s->rows[n_rows++] = (struct plan_row){
+				.token = session->tokens[position],
+				.position = position,
+				.slot = session->slot,
+			};
+		}
+		if (s->n_take[i] && s->n_take[i] == session_get_n_due(session))
+			s->want[n_want++] = n_rows - 1;
+	}
+	*ret_n_rows = n_rows;
+	*ret_n_want = n_want;
+}
+
+static void scheduler_pick(struct scheduler *s, struct session *session, const float *logits)
+{
+	const struct message *m = session->generate;
+	const char *bytes = NULL;
+	uint32_t n_bytes;
+	uint32_t n_ready;
+	uint32_t token;
+	struct err e = ERR_NULL;
+	int r = sampler_pick(session->sampler, logits, session->tokens, session->n_tokens, &token);
+
+	if (r) {
+		err_set(&e, -r, "position %" PRIu32 ": no logit is a finite number",
+			session->n_tokens - 1);
+		scheduler_finish_failed(s, session, r, &e);
+		return;
+	}
+	bool is_end = s->backend.get_text(s->backend.userdata, token, &bytes, &n_bytes);
+	uint64_t now_ns = clock_now_ns();
+	uint32_t reason = session_accept(session, token, is_end, bytes, n_bytes, now_ns, &n_ready);
+
+	s->counters.generated_tokens++;
+	if (!s->counters.first_token_ns)
+		s->counters.first_token_ns = now_ns - m->arrived_ns;
+	s->backend.token(s->backend.userdata, m, token, session->text.text, n_ready);
+	holdback_drop(&session->text, n_ready);
+	if (reason)
+		scheduler_finish(s, session, reason);
+}
+
+/* The rows are computed: their sessions move on, and those that wanted logits get a token. */
+static void scheduler_advance(struct scheduler *s, const float *logits)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+		uint32_t n_take = s->n_take[i];
+
+		if (!n_take)
+			continue;
+		uint32_t n_prompt = session->generate->generate.finished.prompt_tokens;
+		if (session->n_cached < n_prompt)
+			s->counters.prompt_tokens += n_take;
+		session->n_cached += n_take;
+		if (session_get_n_due(session))
+			continue;
+		scheduler_pick(s, session, logits);
+		logits += s->params.n_vocab;
+	}
+}
+
+int scheduler_step(struct scheduler *s, struct err *ret_err)
+{
+	const float *logits = NULL;
+	uint32_t n_rows;
+	uint32_t n_want;
+	int r = scheduler_prepare(s, ret_err);
+
+	if (r)
+		return r;
+	scheduler_fill(s, &n_rows, &n_want);
+	if (!n_rows)
+		return 0;
+	r = s->backend.step(
+		s->backend.userdata, s->rows, n_rows, s->want, n_want, ret_err, &logits);
+	if (r)
+		return r;
+	scheduler_advance(s, logits);
+	return 0;
+}
+
+const struct scheduler_counters *scheduler_get_counters(const struct scheduler *s)
+{
+	return &s->counters;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_SCHEDULER_H
+#define WORKERD_SCHEDULER_H
+
+/*
+ * The sessions of a worker and which of their tokens the next step computes. Continuous batching:
+ * a step takes one row of every session that decodes, and shares what is left of its rows fairly
+ * among the prompts that wait. Pure: the device and the vocabulary are behind scheduler_backend.
+ *
+ * Engine thread. A session is named by its id and the client that opened it; another client's is
+ * -ENOENT. Errors of the backend, other than -ENOSPC of reserve, are forwarded unchanged: the
+ * device is of no more use then.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "workerd/plan.h"
+
+struct err;
+struct message;
+struct scheduler;
+
+struct scheduler_backend {
+	void *userdata;
+	/* as kv_open, kv_close, kv_reserve, kv_truncate */
+	int (*open)(void *userdata, struct err *ret_err, uint32_t *ret_slot);
+	void (*close)(void *userdata, uint32_t slot);
+	int (*reserve)(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
+	void (*truncate)(void *userdata, uint32_t slot, uint32_t n_tokens);
+	/* as plan_step */
+	int (*step)(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+		const uint32_t *want, uint32_t n_want, struct err *ret_err,
+		const float **ret_logits);
+	/* Text of a token for a client (of a control token 0 bytes); does it end a generation? */
+	bool (*get_text)(
+		void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes);
+	/* A token was chosen for generate (borrowed, as bytes are); it is in the session. */
+	void (*token)(void *userdata, const struct message *generate, uint32_t token,
+		const char *bytes, uint32_t n_bytes);
+	/* Takes the MESSAGE_GENERATE with its figures; code and error are set for FAILED. */
+	void (*finished)(void *userdata, struct message *generate);
+};
+
+struct scheduler_params {
+	uint32_t n_sessions;
+	uint32_t n_ctx;  /* tokens a session holds */
+	uint32_t n_rows; /* of a step, at least n_sessions */
+	uint32_t n_vocab;
+	uint32_t max_text_bytes; /* of any token */
+};
+
+/* backend's userdata is borrowed. -ENOMEM, -EINVAL. */
+int must_check scheduler_new(const struct scheduler_params *params,
+	const struct scheduler_backend *backend, struct scheduler **ret_scheduler);
+
+/* Without a word to the backend: scheduler_stop before it. Accepts NULL; returns NULL. */
+struct scheduler *scheduler_free(struct scheduler *s);
+
+int must_check scheduler_open(
+	struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session);
+
+/* A generation on it is cancelled first. */
+int must_check scheduler_close(
+	struct scheduler *s, uint64_t client, uint64_t session, struct err *ret_err);
+
+/* As session_append; *ret_n_total: in the session now. */
+int must_check scheduler_append(struct scheduler *s, uint64_t client, uint64_t session,
+	const uint32_t *ids, uint64_t n_ids, struct err *ret_err, uint32_t *ret_n_total);
+
+int must_check scheduler_truncate(struct scheduler *s, uint64_t client, uint64_t session,
+	uint32_t n_tokens, struct err *ret_err);
+
+/* As session_start, of the client that generate names. */
+int must_check scheduler_generate(
+	struct scheduler *s, struct message *generate, struct err *ret_err);
+
+/* Nothing to cancel is no error. */
+int must_check scheduler_cancel(
+	struct scheduler *s, uint64_t client, uint64_t session, struct err *ret_err);
+
+/* Closes every session of the client. */
+void scheduler_disconnect(struct scheduler *s, uint64_t client);
+
+/* Cancels and closes everything. */
+void scheduler_stop(struct scheduler *s);
+
+/* Ends every generation as FAILED with e's text. */
+void scheduler_fail(struct scheduler *s, int code, const struct err *e);
+
+/* Is any session generating? */
+bool scheduler_is_busy(const struct scheduler *s);
+
+/* One step for whoever generates; nothing when none does. */
+int must_check scheduler_step(struct scheduler *s, struct err *ret_err);
+
+struct scheduler_counters {
+	uint32_t n_sessions;       /* open */
+	uint64_t first_token_ns;   /* first Generate to its first token; 0 before */
+	uint64_t prompt_tokens;    /* computed */
+	uint64_t generated_tokens; /* chosen */
+};
+
+const struct scheduler_counters *scheduler_get_counters(const struct scheduler *s);
+
+#endif

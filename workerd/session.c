@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "workerd/message.h"
+#include "workerd/sampler.h"
+
+static void session_set_state(struct session *s, enum session_state state)
+{
+	assert((s->state == SESSION_CLOSED && state == SESSION_IDLE) ||
+		(s->state == SESSION_IDLE && state == SESSION_CLOSED) ||
+		(s->state == SESSION_IDLE && state == SESSION_GENERATING) ||
+		(s->state == SESSION_GENERATING && state == SESSION_IDLE));
+	s->state = state;
+}
+
+int session_open(struct session *s, uint64_t id, uint64_t client, uint32_t slot, uint32_t n_ctx)
+{
+	uint32_t *tokens = calloc(n_ctx, sizeof(*tokens));
+
+	if (!tokens)
+		return -ENOMEM;
+	session_set_state(s, SESSION_IDLE);
+	s->id = id;
+	s->client = client;
+	s->slot = slot;
+	s->n_ctx = n_ctx;
+	s->tokens = tokens;
+	return 0;
+}
+
+void session_close(struct session *s)
+{
+	session_set_state(s, SESSION_CLOSED);
+	holdback_fini(&s->text);
+	free(s->tokens);
+	*s = (struct session){.state = SESSION_CLOSED};
+}
+
+static int session_check_idle(const struct session *s, struct err *ret_err)
+{
+	if (s->state != SESSION_IDLE)
+		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
+	return 0;
+}
+
+int session_append(struct session *s, const uint32_t *ids, uint64_t n_ids, uint32_t n_vocab,
+	struct err *ret_err)
+{
+	int r = session_check_idle(s, ret_err);
+
+	if (r)
+		return r;
+	if (n_ids > s->n_ctx - s->n_tokens)
+		return err_set(ret_err, ENOSPC,
+			"context: %" PRIu32 " tokens, %" PRIu32 " in the session, %" PRIu64
+			" more asked",
+			s->n_ctx, s->n_tokens, n_ids);
+	for (uint64_t i = 0; i < n_ids; i++)
+		if (ids[i] >= n_vocab)
+			return err_set(ret_err, EINVAL,
+				"tokens[%" PRIu64 "]: expected less than %" PRIu32
+				", found %" PRIu32,
+				i, n_vocab, ids[i]);
+	if (!n_ids)
+		return 0;
+	memcpy(s->tokens + s->n_tokens, ids, n_ids * sizeof(*ids));
+	s->n_tokens += (uint32_t)n_ids;
+	holdback_clear(&s->text);
+	return 0;
+}
+
+int session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err)
+{
+	int r = session_check_idle(s, ret_err);
+
+	if (r)
+		return r;
+	if (n_tokens > s->n_tokens)
+		return err_set(ret_err, EINVAL,
+			"truncate: %" PRIu32 " tokens in the session, %" PRIu32 " to keep",
+			s->n_tokens, n_tokens);
+	if (n_tokens < s->n_tokens)
+		holdback_clear(&s->text);
+	s->n_tokens = n_tokens;
+	if (s->n_cached > n_tokens)
+		s->n_cached = n_tokens;
+	return 0;
+}
+
+int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
+	uint32_t max_piece_bytes, struct err *ret_err)
+{
+	struct message_generate *g = &generate->generate;
+	struct sampler *sampler;
+	int r = session_check_idle(s, ret_err);
+
+	if (r)
+		return r;
+	if (!s->n_tokens)
+		return err_set(ret_err, EINVAL,
+			"session %" PRIu64 ": it is empty, there is nothing to go on from", s->id);
+	r = holdback_start(&s->text, g->stops, g->n_stops, max_piece_bytes);
+	if (r)
+		return r;
+	r = sampler_new(&g->sampling, n_vocab, ret_err, &sampler);
+	if (r)
+		return r;
+	session_set_state(s, SESSION_GENERATING);
+	if (s->n_cached == s->n_tokens)
+		s->n_cached--;
+	s->generate = generate;
+	s->sampler = sampler;
+	g->finished = (struct message_finished){
+		.prompt_tokens = s->n_tokens,
+		.cached_tokens = s->n_cached,
+		.seed = g->sampling.seed,
+	};
+	return 0;
+}
+
+uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
+	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready)
+{
+	const struct message_generate *g = &s->generate->generate;
+	struct message_finished *f = &s->generate->generate.finished;
+	uint32_t reason = 0;
+
+	s->tokens[s->n_tokens++] = token;
+	if (!f->generated_tokens++)
+		s->first_ns = now_ns;
+	s->last_ns = now_ns;
+	bool is_stop = holdback_add(&s->text, bytes, n_bytes);
+	if (is_stop || (is_end && !g->ignore_eos))
+		reason = MESSAGE_REASON_STOP;
+	else if (f->generated_tokens == g->n_predict || s->n_tokens == s->n_ctx)
+		reason = MESSAGE_REASON_LENGTH;
+	*ret_n_ready = holdback_get_ready(&s->text, reason != 0);
+	return reason;
+}
+
+struct message *session_finish(struct session *s, uint32_t reason)
+{
+	struct message *m = TAKE_PTR(s->generate);
+	struct message_finished *f = &m->generate.finished;
+
+	session_set_state(s, SESSION_IDLE);
+	f->reason = reason;
+	if (f->generated_tokens) {
+		f->prompt_ns = s->first_ns - m->arrived_ns;
+		f->generate_ns = s->last_ns - s->first_ns;
+	}
+	/* Only a character cut by the limit may go on in the next generation. */
+	if (reason != MESSAGE_REASON_LENGTH)
+		holdback_clear(&s->text);
+	s->sampler = sampler_free(s->sampler);
+	return m;
+}

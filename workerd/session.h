@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_SESSION_H
+#define WORKERD_SESSION_H
+
+/*
+ * One session: its tokens, how many of them are in the KV cache, and the generation that runs on
+ *it. Pure: the scheduler decides when something is computed. Engine thread.
+ *
+ *	tokens: [0 .. n_cached) have their KV, [n_cached .. n_tokens) do not; n_tokens <= n_ctx
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "workerd/holdback.h"
+
+struct err;
+struct message;
+struct sampler;
+
+enum session_state {
+	SESSION_CLOSED,
+	SESSION_IDLE,
+	SESSION_GENERATING,
+};
+
+struct session {
+	enum session_state state;
+	uint64_t id; /* never used again in this process */
+	uint64_t client;
+	uint32_t slot; /* of kv */
+	uint32_t n_ctx;
+	uint32_t n_tokens;
+	uint32_t n_cached;
+	uint32_t *tokens; /* [n_ctx] */
+	struct holdback text;
+	/* of the generation */
+	struct message *generate; /* MESSAGE_GENERATE, the session's until it is finished */
+	struct sampler *sampler;
+	uint64_t first_ns; /* when the first and the last token were chosen */
+	uint64_t last_ns;
+};
+
+/* CLOSED to IDLE, empty. -ENOMEM. */
+int must_check session_open(
+	struct session *s, uint64_t id, uint64_t client, uint32_t slot, uint32_t n_ctx);
+
+/* IDLE to CLOSED. */
+void session_close(struct session *s);
+
+/*
+ * Adds tokens at the end. -EBUSY while generating, -EINVAL for an id of n_vocab or above, -ENOSPC
+ * with the figures when the context cannot hold them; nothing is added then.
+ */
+int must_check session_append(struct session *s, const uint32_t *ids, uint64_t n_ids,
+	uint32_t n_vocab, struct err *ret_err);
+
+/* Keeps the first n_tokens. -EBUSY while generating, -EINVAL with the figures. */
+int must_check session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err);
+
+/*
+ * IDLE to GENERATING; takes generate on success alone. The last token is always computed, for its
+ * logits. -EBUSY, -EINVAL (an empty session, a sampling parameter), -ENOMEM.
+ */
+int must_check session_start(struct session *s, struct message *generate, uint32_t n_vocab,
+	uint32_t max_piece_bytes, struct err *ret_err);
+
+/* Tokens to compute before the next one can be chosen: 1 when decoding, more in a prompt. */
+static inline uint32_t session_get_n_due(const struct session *s)
+{
+	return s->n_tokens - s->n_cached;
+}
+
+/*
+ * Adds the chosen token, whose text is bytes. Returns the reason to end, or 0 to go on;
+ * *ret_n_ready bytes of s->text may go out with this token (holdback_drop them then).
+ */
+uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
+	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready);
+
+/* GENERATING to IDLE: the figures into the MESSAGE_GENERATE, which is the caller's again. */
+struct message *session_finish(struct session *s, uint32_t reason);
+
+#endif
