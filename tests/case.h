@@ -47,7 +47,8 @@ static inline int case_teardown(void **state)
 	alarm(0);
 	int n = case_count_fds();
 	if (n != case_n_fds_before) {
-		fprintf(stderr, "file descriptors leaked: %d before, %d after\n", case_n_fds_before, n);
+		fprintf(stderr, "file descriptors leaked: %d before, %d after\n", case_n_fds_before,
+			n);
 		return -1;
 	}
 	return 0;

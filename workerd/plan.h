@@ -4,8 +4,9 @@
 
 /*
  * A model made executable: every kernel, fusion and scratch offset decided once, the commands of
- * each shape bucket recorded once and re-submitted. What changes from step to step (tokens,
- * positions, slots, pages, which rows want logits) is read from io memory. Engine thread.
+ * each shape bucket recorded once, at its first use, and re-submitted. What changes from step to
+ * step (tokens, positions, slots, pages, which rows want logits) is read from io memory. Engine
+ * thread.
  */
 #include <stdint.h>
 

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SHADERS_KERNELS_H
+#define SHADERS_KERNELS_H
+
+/*
+ * The kernels of kernels.def as SPIR-V, part of the program: nothing to find at run time.
+ */
+#include <stdint.h>
+
+enum kernels_id {
+#define KERNEL(name, source, push, definition) KERNELS_##name,
+#include "shaders/kernels.def"
+#undef KERNEL
+	KERNELS_N,
+};
+
+struct kernels_row {
+	const char *name;
+	const uint32_t *spirv;
+	uint64_t n_spirv_bytes;
+	uint32_t n_push_bytes; /* of its struct in abi.h */
+};
+
+/* id < KERNELS_N. Borrowed, static. Any thread. */
+const struct kernels_row *kernels_get(enum kernels_id id);
+
+#endif

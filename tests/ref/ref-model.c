@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/ref/ref-model.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/manifest.h"
+#include "tests/ref/ref-ops.h"
+
+struct layer {
+	float *attn_norm;   /* [n_embd] */
+	float *attn_q;      /* [n_head * head_dim][n_embd] */
+	float *attn_k;      /* [n_head_kv * head_dim][n_embd] */
+	float *attn_v;      /* [n_head_kv * head_dim][n_embd] */
+	float *attn_q_norm; /* [head_dim] */
+	float *attn_k_norm; /* [head_dim] */
+	float *attn_output; /* [n_embd][n_head * head_dim] */
+	float *ffn_norm;    /* [n_embd] */
+	float *ffn_gate;    /* [n_ff][n_embd] */
+	float *ffn_up;      /* [n_ff][n_embd] */
+	float *ffn_down;    /* [n_embd][n_ff] */
+	float *keys;        /* [n_ctx][n_head_kv * head_dim], numbers that f16 has */
+	float *values;      /* [n_ctx][n_head_kv * head_dim] */
+};
+
+struct ref_model {
+	struct manifest_hparams hp;
+	struct layer *layers;
+	float *token_embd;  /* [n_vocab][n_embd] */
+	float *output;      /* [n_vocab][n_embd], may be token_embd */
+	float *output_norm; /* [n_embd] */
+	uint32_t n_tokens;
+	float *x;        /* [n_embd] */
+	float *h;        /* [n_embd] */
+	float *q;        /* [n_head * head_dim] */
+	float *attended; /* [n_head * head_dim] */
+	float *gate;     /* [n_ff] */
+	float *up;       /* [n_ff] */
+	float *logits;   /* [n_vocab] */
+};
+
+static float *floats(uint64_t n)
+{
+	float *y = calloc(n, sizeof(float));
+
+	if (!y)
+		abort();
+	return y;
+}
+
+__attribute__((format(printf, 3, 4))) static float *load(
+	const struct manifest *m, const uint8_t *image, const char *format, ...)
+{
+	char name[80];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(name, sizeof(name), format, args);
+	va_end(args);
+	const struct manifest_tensor *t = manifest_find_tensor(m, name);
+	assert(t && t->alloc == 0);
+	uint64_t n = t->ne[1] * t->ne[2] * t->ne[3];
+	float *y = floats(n * t->ne[0]);
+	for (uint64_t j = 0; j < n; j++)
+		ref_ops_dequantize(t->dtype, image + t->offset + j * (t->n_bytes / n),
+			(uint32_t)t->ne[0], y + j * t->ne[0]);
+	return y;
+}
+
+static void load_layer(struct ref_model *r, const struct manifest *m, const uint8_t *image,
+	uint32_t i, struct layer *l)
+{
+	uint64_t n_kept = (uint64_t)r->hp.n_ctx_train * r->hp.n_head_kv * r->hp.head_dim_k;
+
+	l->attn_norm = load(m, image, "blk.%u.attn_norm.weight", i);
+	l->attn_q = load(m, image, "blk.%u.attn_q.weight", i);
+	l->attn_k = load(m, image, "blk.%u.attn_k.weight", i);
+	l->attn_v = load(m, image, "blk.%u.attn_v.weight", i);
+	l->attn_q_norm = load(m, image, "blk.%u.attn_q_norm.weight", i);
+	l->attn_k_norm = load(m, image, "blk.%u.attn_k_norm.weight", i);
+	l->attn_output = load(m, image, "blk.%u.attn_output.weight", i);
+	l->ffn_norm = load(m, image, "blk.%u.ffn_norm.weight", i);
+	l->ffn_gate = load(m, image, "blk.%u.ffn_gate.weight", i);
+	l->ffn_up = load(m, image, "blk.%u.ffn_up.weight", i);
+	l->ffn_down = load(m, image, "blk.%u.ffn_down.weight", i);
+	l->keys = floats(n_kept);
+	l->values = floats(n_kept);
+}
+
+struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
+{
+	struct ref_model *r = calloc(1, sizeof(*r));
+	const struct manifest_hparams *hp = m->hparams;
+
+	if (!r)
+		abort();
+	r->hp = *hp;
+	r->token_embd = load(m, image, "token_embd.weight");
+	r->output = hp->tied_embeddings ? r->token_embd : load(m, image, "output.weight");
+	r->output_norm = load(m, image, "output_norm.weight");
+	r->layers = calloc(hp->n_layers, sizeof(struct layer));
+	if (!r->layers)
+		abort();
+	for (uint32_t i = 0; i < hp->n_layers; i++)
+		load_layer(r, m, image, i, &r->layers[i]);
+	r->x = floats(hp->n_embd);
+	r->h = floats(hp->n_embd);
+	r->q = floats(hp->n_head * hp->head_dim_k);
+	r->attended = floats(hp->n_head * hp->head_dim_k);
+	r->gate = floats(hp->n_ff);
+	r->up = floats(hp->n_ff);
+	r->logits = floats(hp->n_vocab);
+	return r;
+}
+
+static void free_layer(struct layer *l)
+{
+	float *const all[] = {l->attn_norm, l->attn_q, l->attn_k, l->attn_v, l->attn_q_norm,
+		l->attn_k_norm, l->attn_output, l->ffn_norm, l->ffn_gate, l->ffn_up, l->ffn_down,
+		l->keys, l->values};
+
+	for (unsigned i = 0; i < ARRAY_SIZE(all); i++)
+		free(all[i]);
+}
+
+struct ref_model *ref_model_free(struct ref_model *r)
+{
+	if (!r)
+		return NULL;
+	for (uint32_t i = 0; i < r->hp.n_layers; i++)
+		free_layer(&r->layers[i]);
+	free(r->layers);
+	if (r->output != r->token_embd)
+		free(r->output);
+	float *const all[] = {r->token_embd, r->output_norm, r->x, r->h, r->q, r->attended, r->gate,
+		r->up, r->logits};
+	for (unsigned i = 0; i < ARRAY_SIZE(all); i++)
+		free(all[i]);
+	free(r);
+	return NULL;
+}
+
+void ref_model_restart(struct ref_model *r)
+{
+	r->n_tokens = 0;
+}
+
+static void round_to_half(float *x, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		x[i] = ref_ops_from_half(ref_ops_to_half(x[i]));
+}
+
+/* x += y of the matrix [n_embd][k] with in. */
+static void add_matvec(struct ref_model *r, const float *w, const float *in, uint32_t k)
+{
+	ref_ops_matvec(w, in, r->hp.n_embd, k, r->h, NULL);
+	for (uint32_t i = 0; i < r->hp.n_embd; i++)
+		r->x[i] += r->h[i];
+}
+
+static void attend(struct ref_model *r, const struct layer *l)
+{
+	const struct manifest_hparams *hp = &r->hp;
+	uint32_t dim = hp->head_dim_k, kv_width = hp->n_head_kv * dim;
+	float *k = l->keys + (uint64_t)r->n_tokens * kv_width;
+	float *v = l->values + (uint64_t)r->n_tokens * kv_width;
+
+	ref_ops_rms_norm(r->x, l->attn_norm, hp->n_embd, hp->rms_eps, r->h);
+	ref_ops_matvec(l->attn_q, r->h, hp->n_head * dim, hp->n_embd, r->q, NULL);
+	ref_ops_matvec(l->attn_k, r->h, kv_width, hp->n_embd, k, NULL);
+	ref_ops_matvec(l->attn_v, r->h, kv_width, hp->n_embd, v, NULL);
+	for (uint32_t h = 0; h < hp->n_head + hp->n_head_kv; h++) {
+		bool is_q = h < hp->n_head;
+		float *head = is_q ? r->q + h * dim : k + (h - hp->n_head) * dim;
+		ref_ops_rms_norm(
+			head, is_q ? l->attn_q_norm : l->attn_k_norm, dim, hp->rms_eps, head);
+		ref_ops_rope(head, hp->n_rot, hp->rope_base, r->n_tokens);
+	}
+	round_to_half(k, kv_width);
+	round_to_half(v, kv_width);
+	for (uint32_t h = 0; h < hp->n_head; h++) {
+		uint32_t at = h / (hp->n_head / hp->n_head_kv) * dim;
+		ref_ops_attention(r->q + h * dim, l->keys + at, l->values + at, r->n_tokens + 1,
+			dim, kv_width, r->attended + h * dim);
+	}
+	add_matvec(r, l->attn_output, r->attended, hp->n_head * dim);
+}
+
+static void feed_forward(struct ref_model *r, const struct layer *l)
+{
+	const struct manifest_hparams *hp = &r->hp;
+
+	ref_ops_rms_norm(r->x, l->ffn_norm, hp->n_embd, hp->rms_eps, r->h);
+	ref_ops_matvec(l->ffn_gate, r->h, hp->n_ff, hp->n_embd, r->gate, NULL);
+	ref_ops_matvec(l->ffn_up, r->h, hp->n_ff, hp->n_embd, r->up, NULL);
+	for (uint32_t i = 0; i < hp->n_ff; i++)
+		r->gate[i] = ref_ops_silu(r->gate[i]) * r->up[i];
+	add_matvec(r, l->ffn_down, r->gate, hp->n_ff);
+}
+
+const float *ref_model_step(struct ref_model *r, uint32_t token)
+{
+	const struct manifest_hparams *hp = &r->hp;
+
+	assert(token < hp->n_vocab && r->n_tokens < hp->n_ctx_train);
+	memcpy(r->x, r->token_embd + (uint64_t)token * hp->n_embd, sizeof(float) * hp->n_embd);
+	for (uint32_t i = 0; i < hp->n_layers; i++) {
+		attend(r, &r->layers[i]);
+		feed_forward(r, &r->layers[i]);
+	}
+	r->n_tokens++;
+	ref_ops_rms_norm(r->x, r->output_norm, hp->n_embd, hp->rms_eps, r->h);
+	ref_ops_matvec(r->output, r->h, hp->n_vocab, hp->n_embd, r->logits, NULL);
+	return r->logits;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_REF_REF_MODEL_H
+#define TESTS_REF_REF_MODEL_H
+
+/*
+ * A qwen3 model computed by the scalar references, one token after the other, its matrices
+ * dequantised from the same bytes that the device reads; keys and values are kept as f16, as the
+ * engine keeps them. Any one thread.
+ */
+#include <stdint.h>
+
+struct manifest;
+struct ref_model;
+
+/* image: the model's only allocation; both are borrowed for the call. Aborts without memory. */
+struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image);
+
+/* Accepts NULL; returns NULL. */
+struct ref_model *ref_model_free(struct ref_model *m);
+
+/* Forgets all tokens. */
+void ref_model_restart(struct ref_model *m);
+
+/* Computes the next token; [n_vocab] logits, valid until the next call. */
+const float *ref_model_step(struct ref_model *m, uint32_t token);
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/ref/ref-ops.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "proto/dtype.h"
+
+float ref_ops_from_half(uint16_t half)
+{
+	float sign = half & 0x8000 ? -1.0f : 1.0f;
+	int exponent = half >> 10 & 31;
+	int mantissa = half & 1023;
+
+	if (exponent == 31)
+		return mantissa ? NAN : sign * INFINITY;
+	if (exponent == 0)
+		return sign * ldexpf((float)mantissa, -24);
+	return sign * ldexpf((float)(mantissa | 1024), exponent - 25);
+}
+
+uint16_t ref_ops_to_half(float value)
+{
+	uint16_t sign = signbit(value) ? 0x8000 : 0;
+	float v = fabsf(value);
+	int exponent;
+
+	if (isnan(v))
+		return sign | 0x7e00;
+	if (v >= 65520.0f) /* halfway from the largest, 65504, to 2^16 */
+		return sign | 0x7c00;
+	frexpf(v, &exponent); /* v = [0.5, 1) 2^exponent */
+	if (v == 0.0f || exponent < -13)
+		/* Below 2^-14: steps of 2^-24; 1024 of them are the smallest normal number. */
+		return sign | (uint16_t)lrintf(ldexpf(v, 24));
+	/* 1024 to 2048 steps; 2048 carries into the exponent. */
+	return sign | (uint16_t)(lrintf(ldexpf(v, 11 - exponent)) + ((exponent + 13) << 10));
+}
+
+void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y)
+{
+	const uint8_t *bytes = row;
+	uint16_t half;
+
+	switch (dtype) {
+	case DTYPE_F32: memcpy(ret_y, row, sizeof(float) * k); return;
+	case DTYPE_F16:
+		for (uint32_t i = 0; i < k; i++) {
+			memcpy(&half, bytes + 2 * i, sizeof(half));
+			ret_y[i] = ref_ops_from_half(half);
+		}
+		return;
+	case DTYPE_Q8_0:
+		for (uint32_t i = 0; i < k; i++) {
+			const uint8_t *block = bytes + i / 32 * 34;
+			memcpy(&half, block, sizeof(half));
+			ret_y[i] = ref_ops_from_half(half) * (int8_t)block[2 + i % 32];
+		}
+		return;
+	}
+	assert(!"a block format without reference");
+}
+
+void ref_ops_rms_norm(const float *x, const float *gain, uint32_t k, float eps, float *ret_y)
+{
+	double squares = 0.0;
+
+	for (uint32_t i = 0; i < k; i++)
+		squares += (double)x[i] * x[i];
+	double scale = 1.0 / sqrt(squares / k + (double)eps);
+	for (uint32_t i = 0; i < k; i++)
+		ret_y[i] = (float)(x[i] * scale * gain[i]);
+}
+
+/* Four sums side by side: one would wait for each addition, and models are computed with this. */
+static double dot(const float *a, const float *b, uint32_t n)
+{
+	double sums[4] = {0};
+
+	for (uint32_t i = 0; i + 4 <= n; i += 4)
+		for (uint32_t l = 0; l < 4; l++)
+			sums[l] += (double)a[i + l] * b[i + l];
+	for (uint32_t i = n / 4 * 4; i < n; i++)
+		sums[0] += (double)a[i] * b[i];
+	return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+void ref_ops_matvec(
+	const float *w, const float *x, uint32_t n, uint32_t k, float *ret_y, float *ret_scale)
+{
+	for (uint32_t j = 0; j < n; j++) {
+		const float *row = w + (uint64_t)j * k;
+		double scale = 0.0;
+
+		ret_y[j] = (float)dot(row, x, k);
+		if (!ret_scale)
+			continue;
+		for (uint32_t i = 0; i < k; i++)
+			scale += fabs((double)row[i] * x[i]);
+		ret_scale[j] = (float)scale;
+	}
+}
+
+float ref_ops_silu(float x)
+{
+	return (float)(x / (1.0 + exp(-(double)x)));
+}
+
+void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)
+{
+	uint32_t n_half = n_rot / 2;
+
+	for (uint32_t i = 0; i < n_half; i++) {
+		long double angle = position * powl(base, -2.0L * i / n_rot);
+		long double c = cosl(angle), s = sinl(angle);
+		float a0 = head[i], a1 = head[i + n_half];
+
+		head[i] = (float)(a0 * c - a1 * s);
+		head[i + n_half] = (float)(a1 * c + a0 * s);
+	}
+}
+
+void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,
+	uint32_t dim, uint32_t stride, float *ret_y)
+{
+	double highest = -INFINITY, weight = 0.0;
+
+	for (uint32_t j = 0; j < n_keys; j++)
+		highest = fmax(highest, dot(q, k + (uint64_t)j * stride, dim) / sqrt(dim));
+	double sums[1024] = {0};
+	assert(dim <= 1024);
+	for (uint32_t j = 0; j < n_keys; j++) {
+		double p = exp(dot(q, k + (uint64_t)j * stride, dim) / sqrt(dim) - highest);
+		weight += p;
+		for (uint32_t i = 0; i < dim; i++)
+			sums[i] += p * v[(uint64_t)j * stride + i];
+	}
+	for (uint32_t i = 0; i < dim; i++)
+		ret_y[i] = (float)(sums[i] / weight);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_REF_REF_OPS_H
+#define TESTS_REF_REF_OPS_H
+
+/*
+ * The operations of the engine as plain loops that sum in double: what kernels are held against.
+ * Written from the formulas, not from the kernels. Any thread.
+ */
+#include <stdint.h>
+
+/* IEEE binary16 and back; to half rounds to nearest, ties to even. */
+float ref_ops_from_half(uint16_t half);
+uint16_t ref_ops_to_half(float value);
+
+/* One row of k numbers in the block format (enum dtype_id: f32, f16, q8_0) -> [k] f32. */
+void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y);
+
+/* y = x gain / sqrt(mean(x^2) + eps), all [k]; y may be x. */
+void ref_ops_rms_norm(const float *x, const float *gain, uint32_t k, float eps, float *ret_y);
+
+/*
+ * y[j] = sum over i of w[j][i] x[i]; w [n][k], x [k], y [n]. scale[j], when not NULL: the sum of
+ * the absolute products, what rounding errors are measured against.
+ */
+void ref_ops_matvec(
+	const float *w, const float *x, uint32_t n, uint32_t k, float *ret_y, float *ret_scale);
+
+/* x sigmoid(x). */
+float ref_ops_silu(float x);
+
+/* NEOX rotation of the first n_rot numbers of a head, in place; angles in long double. */
+void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position);
+
+/*
+ * y = sum over j < n_keys of softmax_j(q . k[j] / sqrt(dim)) v[j]; q and y [dim], k[j] and v[j]
+ * [dim] each, stride floats apart.
+ */
+void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,
+	uint32_t dim, uint32_t stride, float *ret_y);
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/vulkan/model-on-device.h"
+
+#include <fcntl.h>
+
+#include "proto/manifest.h"
+#include "tests/vulkan/on-device.h"
+#include "weightd/gguf.h"
+#include "weightd/manifest-writer.h"
+#include "weightd/validate.h"
+#include "workerd/weights.h"
+
+/* Reads all tensors into the image, one behind the other, and says where in offsets. */
+static void read_tensors(
+	struct model_on_device *m, const struct gguf *g, int file, uint64_t *ret_offsets)
+{
+	for (uint64_t i = 0; i < g->n_tensors; i++) {
+		ret_offsets[i] = m->n_bytes;
+		m->n_bytes += (g->tensors[i].n_bytes + 255) / 256 * 256;
+	}
+	m->image = calloc(1, m->n_bytes);
+	assert_non_null(m->image);
+	for (uint64_t i = 0; i < g->n_tensors; i++)
+		assert_int_equal(pread(file, m->image + ret_offsets[i], g->tensors[i].n_bytes,
+					 (off_t)g->tensors[i].offset),
+			g->tensors[i].n_bytes);
+}
+
+static struct manifest *describe(
+	const struct gguf *g, const uint64_t *offsets, uint64_t n_image_bytes)
+{
+	struct manifest_alloc alloc = {
+		.n_bytes = n_image_bytes, .placement = MANIFEST_PLACEMENT_DEVICE};
+	struct manifest_writer_placement placement = {.n_allocs = 1,
+		.allocs = &alloc,
+		.tensor_alloc = calloc(g->n_tensors, sizeof(uint32_t)),
+		.tensor_offset = offsets};
+	struct validate_model model;
+	struct err e = ERR_NULL;
+	struct manifest *manifest = NULL;
+	uint64_t n_bytes = 0;
+	int fd = -1;
+
+	on_device_check(validate_model(g, &e, &model), &e, "validate");
+	on_device_check(manifest_writer_write(g, &model, &placement, 1, (const uint8_t[32]){0}, &e,
+				&fd, &n_bytes),
+		&e, "manifest");
+	on_device_check(manifest_open(fd, &e, &manifest), &e, "manifest");
+	close(fd);
+	free((void *)placement.tensor_alloc);
+	return manifest;
+}
+
+static struct vk_memory *upload(struct vk_device *d, const void *data, uint64_t n_bytes)
+{
+	struct vk_memory *staging = on_device_memory(d, VK_MEMORY_STAGING, n_bytes, false);
+	struct vk_memory *memory = on_device_memory(d, VK_MEMORY_WEIGHTS, n_bytes, false);
+	struct vk_command *c = on_device_command(d, 0);
+	struct vk_slice dst = on_device_whole(memory), src = on_device_whole(staging);
+
+	memcpy(on_device_map(staging), data, n_bytes);
+	vk_command_begin(c);
+	vk_command_copy(c, &dst, &src);
+	on_device_run(d, c);
+	vk_command_free(c);
+	vk_memory_free(staging);
+	return memory;
+}
+
+void model_on_device_init(struct model_on_device *m, struct vk_device *d, const char *path)
+{
+	struct err e = ERR_NULL;
+	struct gguf *g = NULL;
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (file < 0)
+		fail_msg("%s: %s", path, strerror(errno));
+	*m = (struct model_on_device){0};
+	on_device_check(gguf_read(file, &e, &g), &e, path);
+	uint64_t *offsets = calloc(g->n_tensors, sizeof(uint64_t));
+	assert_non_null(offsets);
+	read_tensors(m, g, file, offsets);
+	close(file);
+
+	m->weights = calloc(1, sizeof(*m->weights));
+	assert_non_null(m->weights);
+	m->weights->memories = calloc(1, sizeof(struct vk_memory *));
+	assert_non_null(m->weights->memories);
+	m->weights->manifest = describe(g, offsets, m->n_bytes);
+	m->weights->n_memories = 1;
+	m->weights->memories[0] = upload(d, m->image, m->n_bytes);
+	m->weights->n_bytes = m->n_bytes;
+	free(offsets);
+	gguf_free(g);
+}
+
+void model_on_device_fini(struct model_on_device *m)
+{
+	weights_free(m->weights);
+	free(m->image);
+	*m = (struct model_on_device){0};
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rope-kv kernel against the scalar reference: norm and rotation of queries and keys at
+ * positions up to 131071, keys and values in the right page, layer, place and head, nothing else.
+ */
+#include <math.h>
+
+#include "tests/ref/ref-ops.h"
+#include "tests/vulkan/op-arena.h"
+#include "tests/vulkan/op-pages.h"
+#include "workerd/ops/rope-kv.h"
+
+enum { MAX_M = 12, MAX_DIM = 256, N_SLOTS = 3, N_CTX = 131072 };
+
+static uint64_t seed;
+
+struct shape {
+	uint32_t n_head;
+	uint32_t n_head_kv;
+	uint32_t head_dim;
+	uint32_t n_rot;
+	float base;
+	uint32_t m;
+	uint32_t n_rows;
+};
+
+static void check_kept(struct op_arena *a, uint64_t at, const float *expected, uint32_t dim,
+	const char *what, uint64_t row)
+{
+	const uint16_t *found = (const uint16_t *)(a->map + at);
+
+	/* Rounded to f16 either way: Vulkan leaves the direction to the device. */
+	for (uint32_t i = 0; i < dim; i++)
+		op_arena_check_near(a, ref_ops_from_half(found[i]), expected[i],
+			fabsf(expected[i]) * 0x1p-10f + 1e-6f, what, row * dim + i);
+}
+
+static void check_row(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
+	uint32_t layer, const struct abi_row *row, uint32_t i, const float *before,
+	const float *after, const float *q_gain, const float *k_gain, float eps)
+{
+	float head[MAX_DIM];
+
+	for (uint32_t h = 0; h < s->n_head + s->n_head_kv; h++) {
+		bool is_q = h < s->n_head;
+		ref_ops_rms_norm(
+			before + h * s->head_dim, is_q ? q_gain : k_gain, s->head_dim, eps, head);
+		ref_ops_rope(head, s->n_rot, s->base, row->position);
+		if (is_q) {
+			/* Numbers up to some units, a few roundings of 2^-24 each. */
+			for (uint32_t e = 0; e < s->head_dim; e++)
+				op_arena_check_near(a, after[h * s->head_dim + e], head[e], 3e-6f,
+					"q", (i * s->n_head + h) * s->head_dim + e);
+			continue;
+		}
+		uint32_t kv_head = h - s->n_head;
+		check_kept(a,
+			op_pages_find(a, pages, row->slot, row->position, layer, false, kv_head),
+			head, s->head_dim, "k", i);
+		check_kept(a,
+			op_pages_find(a, pages, row->slot, row->position, layer, true, kv_head),
+			before + (h + s->n_head_kv) * s->head_dim, s->head_dim, "v", i);
+	}
+}
+
+/* Rows at places of their own: random ones, and the first and last there are. */
+static void choose_rows(
+	struct op_arena *a, const struct shape *s, struct op_pages *pages, struct abi_row *rows)
+{
+	for (uint32_t i = 0; i < s->m; i++) {
+		rows[i].slot = i % N_SLOTS;
+		rows[i].position = i == 0   ? N_CTX - 1
+				   : i == 1 ? 0
+					    : op_arena_random(a, 100 * i, 100 * i + 99);
+		op_pages_get(a, pages, rows[i].slot, rows[i].position);
+	}
+}
+
+static void run_shape(struct op_arena *a, const struct shape *s)
+{
+	uint32_t layer = op_arena_random(a, 0, 2);
+	uint32_t width = (s->n_head + 2 * s->n_head_kv) * s->head_dim;
+	struct op_pages pages = {.n_layers = 3,
+		.n_head_kv = s->n_head_kv,
+		.head_dim = s->head_dim,
+		.n_slots = N_SLOTS,
+		.n_slot_pages = N_CTX / KV_PAGE_TOKENS};
+	struct abi_row rows[MAX_M] = {0};
+	struct err e = ERR_NULL;
+
+	op_arena_reset(a);
+	op_pages_init(a, &pages);
+	choose_rows(a, s, &pages, rows);
+	uint64_t qkv = op_arena_take_floats(a, (uint64_t)s->m * width);
+	uint64_t q_gain = op_arena_take_floats(a, s->head_dim);
+	uint64_t k_gain = op_arena_take_floats(a, s->head_dim);
+	uint64_t turns = op_arena_take(a, sizeof(uint64_t) * (s->n_rot / 2), 0);
+	uint64_t rows_at = op_arena_take(a, sizeof(rows), 0);
+	op_rope_kv_fill_turns(s->base, s->n_rot, (uint64_t *)(a->map + turns));
+	memcpy(a->map + rows_at, rows, sizeof(rows[0]) * s->m);
+	struct op_rope_kv_params p = {.qkv = op_arena_address(a, qkv),
+		.q_gain = op_arena_address(a, q_gain),
+		.k_gain = op_arena_address(a, k_gain),
+		.turns = op_arena_address(a, turns),
+		.rows = op_arena_address(a, rows_at),
+		.m = op_arena_address(a, op_arena_take_u32(a, s->m)),
+		.table = op_arena_address(a, pages.table),
+		.n_head = s->n_head,
+		.n_head_kv = s->n_head_kv,
+		.head_dim = s->head_dim,
+		.n_rot = s->n_rot,
+		.n_slot_pages = pages.n_slot_pages,
+		.layer = layer,
+		.eps = 1e-6f,
+		.n_rows = s->n_rows};
+
+	uint64_t n_kept = sizeof(uint16_t) * s->n_head_kv * s->head_dim;
+	for (uint32_t i = 0; i < s->m; i++) {
+		op_arena_expect(a, qkv + sizeof(float) * i * width,
+			sizeof(float) * s->n_head * s->head_dim);
+		for (int v = 0; v < 2; v++)
+			op_arena_expect(a,
+				op_pages_find(
+					a, &pages, rows[i].slot, rows[i].position, layer, v, 0),
+				n_kept);
+	}
+	on_device_check(op_rope_kv_record(a->pool, op_arena_begin(a), &p, &e), &e, "record");
+	op_arena_run(a);
+	for (uint32_t i = 0; i < s->m; i++)
+		check_row(a, s, &pages, layer, &rows[i], i,
+			(const float *)(a->before + qkv) + i * width,
+			op_arena_floats(a, qkv) + i * width, op_arena_floats(a, q_gain),
+			op_arena_floats(a, k_gain), p.eps);
+}
+
+static void test_shapes(void **state)
+{
+	static const uint32_t dims[] = {2, 64, 80, 128, 256, 34};
+	struct op_arena a;
+
+	(void)state;
+	op_arena_init(&a, 16 << 20, seed);
+	for (uint32_t i = 0; i < 24; i++) {
+		struct shape s = {.head_dim = dims[i % ARRAY_SIZE(dims)],
+			.n_head_kv = op_arena_random(&a, 1, 3),
+			.n_rows = op_arena_random(&a, 1, MAX_M)};
+		s.n_head = s.n_head_kv * op_arena_random(&a, 1, 4);
+		s.m = op_arena_random(&a, 1, s.n_rows);
+		s.n_rot = i < 6 ? s.head_dim : 2 * op_arena_random(&a, 0, s.head_dim / 2);
+		s.base = i % 2 ? 1e6f : 1e4f;
+		run_shape(&a, &s);
+	}
+	op_arena_fini(&a);
+}
+
+static void test_refused(void **state)
+{
+	struct op_arena a;
+	struct err e = ERR_NULL;
+	struct op_rope_kv_params p = {.head_dim = 64, .n_rot = 66};
+
+	(void)state;
+	op_arena_init(&a, 1 << 16, seed);
+	assert_int_equal(op_rope_kv_record(a.pool, op_arena_begin(&a), &p, &e), -EINVAL);
+	p.n_rot = 33;
+	assert_int_equal(op_rope_kv_record(a.pool, op_arena_begin(&a), &p, &e), -EINVAL);
+	op_arena_fini(&a);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		CASE(test_shapes),
+		CASE(test_refused),
+	};
+
+	on_device_warm_up();
+	seed = op_arena_seed();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

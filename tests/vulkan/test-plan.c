@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps of a plan: a row's logits are the same bits however its session is cut into steps and
+ * whoever is computed beside it, sessions do not meet, and what cannot be is refused.
+ */
+#include "proto/manifest.h"
+#include "tests/vulkan/model-on-device.h"
+#include "tests/vulkan/on-device.h"
+#include "workerd/kv.h"
+#include "workerd/plan.h"
+#include "workerd/weights.h"
+
+enum { N_ROWS = 70, N_LOGIT_ROWS = 4, N_CTX = 256, N_SLOTS = 3, N_TOKENS = 131 };
+
+static struct vk_device *device;
+static struct model_on_device model;
+static struct kv *kv;
+static struct plan *plan;
+static uint32_t n_vocab;
+static uint32_t tokens[N_TOKENS];
+
+static int init(void **state)
+{
+	struct err e = ERR_NULL;
+	char path[4096];
+
+	(void)state;
+	snprintf(
+		path, sizeof(path), "%s/models/atlas-dense-q8_0.gguf", getenv("WEIGHTD_TEST_DATA"));
+	device = on_device_new();
+	model_on_device_init(&model, device, path);
+	const struct manifest_hparams *hp = model.weights->manifest->hparams;
+	struct kv_params kv_params = {.n_layers = hp->n_layers,
+		.n_head_kv = hp->n_head_kv,
+		.head_dim = hp->head_dim_k,
+		.n_slots = N_SLOTS,
+		.n_ctx = N_CTX,
+		.n_tokens = N_CTX * N_SLOTS};
+	struct plan_params params = {.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS};
+	on_device_check(kv_new(device, &kv_params, &e, &kv), &e, "kv");
+	on_device_check(plan_new(device, model.weights, kv, &params, &e, &plan), &e, "plan");
+	n_vocab = plan_get_n_vocab(plan);
+	for (uint32_t i = 0; i < N_TOKENS; i++)
+		tokens[i] = (i * 2654435761u >> 7) % n_vocab; /* any; Knuth's multiplier */
+	return 0;
+}
+
+static int fini(void **state)
+{
+	(void)state;
+	plan_free(plan);
+	kv_free(kv);
+	model_on_device_fini(&model);
+	vk_device_free(device);
+	return 0;
+}
+
+static uint32_t open_slot(uint32_t n_tokens)
+{
+	struct err e = ERR_NULL;
+	uint32_t slot = 0;
+
+	on_device_check(kv_open(kv, &e, &slot), &e, "open");
+	on_device_check(kv_reserve(kv, slot, n_tokens, &e), &e, "reserve");
+	return slot;
+}
+
+static const float *step(
+	const struct plan_row *rows, uint32_t n_rows, const uint32_t *want, uint32_t n_want)
+{
+	struct err e = ERR_NULL;
+	const float *logits = NULL;
+
+	on_device_check(plan_step(plan, rows, n_rows, want, n_want, &e, &logits), &e, "step");
+	return logits;
+}
+
+/* All tokens in steps of chunk rows; the last one's logits. */
+static float *run_in_chunks(uint32_t chunk)
+{
+	struct plan_row rows[N_ROWS];
+	uint32_t slot = open_slot(N_TOKENS);
+	float *last = malloc(sizeof(float) * n_vocab);
+
+	assert_non_null(last);
+	for (uint32_t i = 0; i < N_TOKENS; i += chunk) {
+		uint32_t n = N_TOKENS - i < chunk ? N_TOKENS - i : chunk;
+		uint32_t want = n - 1;
+		for (uint32_t j = 0; j < n; j++)
+			rows[j] = (struct plan_row){
+				.token = tokens[i + j], .position = i + j, .slot = slot};
+		bool is_last = i + n == N_TOKENS;
+		const float *logits = step(rows, n, &want, is_last);
+		if (is_last)
+			memcpy(last, logits, sizeof(float) * n_vocab);
+		else
+			assert_null(logits);
+	}
+	kv_close(kv, slot);
+	return last;
+}
+
+static void test_bits_do_not_depend_on_chunks(void **state)
+{
+	static const uint32_t chunks[] = {2, 3, 15, 16, 17, 64, 65, N_ROWS};
+	float *expected = run_in_chunks(1);
+
+	(void)state;
+	for (uint32_t i = 0; i < ARRAY_SIZE(chunks); i++) {
+		float *found = run_in_chunks(chunks[i]);
+		for (uint32_t j = 0; j < n_vocab; j++)
+			if (memcmp(&found[j], &expected[j], sizeof(float)))
+				fail_msg("steps of %u rows: logit %u: expected %.9g, found %.9g",
+					chunks[i], j, (double)expected[j], (double)found[j]);
+		free(found);
+	}
+	free(expected);
+}
+
+/* Three sessions, one at a time and then all in the same steps. */
+static void test_bits_do_not_depend_on_neighbours(void **state)
+{
+	enum { N = 20 };
+	struct plan_row rows[N_SLOTS * N], last[N_SLOTS];
+	uint32_t slots[N_SLOTS], want[N_SLOTS];
+	float *alone = malloc(sizeof(float) * n_vocab * N_SLOTS);
+
+	(void)state;
+	assert_non_null(alone);
+	for (uint32_t s = 0; s < N_SLOTS; s++) {
+		slots[s] = open_slot(N + 1);
+		for (uint32_t i = 0; i < N; i++)
+			rows[s * N + i] = (struct plan_row){
+				.token = tokens[s * N + i], .position = i, .slot = slots[s]};
+		last[s] = (struct plan_row){.token = tokens[s], .position = N, .slot = slots[s]};
+		want[s] = 0;
+		step(rows + s * N, N, NULL, 0);
+		memcpy(alone + s * n_vocab, step(&last[s], 1, want, 1), sizeof(float) * n_vocab);
+	}
+	for (uint32_t s = 0; s < N_SLOTS; s++) {
+		kv_close(kv, slots[s]);
+		want[s] = s;
+	}
+	for (uint32_t s = 0; s < N_SLOTS; s++)
+		assert_int_equal(open_slot(N + 1), slots[s]);
+	step(rows, N_SLOTS * N, NULL, 0);
+	const float *together = step(last, N_SLOTS, want, N_SLOTS);
+	assert_memory_equal(together, alone, sizeof(float) * n_vocab * N_SLOTS);
+	/* And a row that is not the first in its step, alone in wanting logits. */
+	together = step(last, N_SLOTS, &want[2], 1);
+	assert_memory_equal(together, alone + 2 * n_vocab, sizeof(float) * n_vocab);
+	for (uint32_t s = 0; s < N_SLOTS; s++)
+		kv_close(kv, slots[s]);
+	free(alone);
+}
+
+static void check_refused(
+	const struct plan_row *rows, uint32_t n_rows, const uint32_t *want, uint32_t n_want)
+{
+	struct err e = ERR_NULL;
+	const float *logits = (const float *)&e;
+
+	assert_int_equal(plan_step(plan, rows, n_rows, want, n_want, &e, &logits), -EINVAL);
+	assert_string_not_equal(e.text, "");
+	assert_ptr_equal(logits, &e);
+}
+
+static void test_step_refused(void **state)
+{
+	static const uint32_t want[] = {0, 0, 2, 3, 4};
+	struct plan_row rows[N_ROWS + 1] = {0};
+
+	(void)state;
+	check_refused(rows, 0, NULL, 0);
+	check_refused(rows, N_ROWS + 1, NULL, 0);
+	check_refused(rows, 5, want, 2);
+	check_refused(rows, 2, want + 1, 2);
+	check_refused(rows, 5, want, N_LOGIT_ROWS + 1);
+	rows[1].token = n_vocab;
+	check_refused(rows, 2, NULL, 0);
+	rows[1] = (struct plan_row){.position = N_CTX};
+	check_refused(rows, 2, NULL, 0);
+	rows[1] = (struct plan_row){.slot = N_SLOTS};
+	check_refused(rows, 2, NULL, 0);
+}
+
+static void check_plan_refused(
+	const struct weights *w, struct kv *k, const struct plan_params *params, int expected)
+{
+	struct err e = ERR_NULL;
+	struct plan *p = NULL;
+
+	assert_int_equal(plan_new(device, w, k, params, &e, &p), expected);
+	assert_string_not_equal(e.text, "");
+	assert_null(p);
+}
+
+static void test_plan_refused(void **state)
+{
+	struct plan_params params = {.n_rows = 0, .n_logit_rows = 1};
+	struct kv_params kv_params = *kv_get_params(kv);
+	struct kv *other = NULL;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	check_plan_refused(model.weights, kv, &params, -EINVAL);
+	params = (struct plan_params){.n_rows = 4, .n_logit_rows = 5};
+	check_plan_refused(model.weights, kv, &params, -EINVAL);
+	params.n_logit_rows = 1;
+	kv_params.n_layers--;
+	on_device_check(kv_new(device, &kv_params, &e, &other), &e, "kv");
+	check_plan_refused(model.weights, other, &params, -EINVAL);
+	kv_free(other);
+
+	/* Of an architecture that nobody knows, and with a matrix of another shape. */
+	struct manifest_hparams hp = *model.weights->manifest->hparams;
+	struct manifest manifest = *model.weights->manifest;
+	struct weights w = *model.weights;
+	w.manifest = &manifest;
+	manifest.hparams = &hp;
+	hp.architecture.n_bytes--;
+	check_plan_refused(&w, kv, &params, -ENOTSUP);
+	hp.architecture.n_bytes++;
+	hp.n_ff += 32;
+	check_plan_refused(&w, kv, &params, -EINVAL);
+}
+
+/* 6 a layer: q k v, rope and KV, attention, output, gate and up, down; embedding and head. */
+static void test_dispatches(void **state)
+{
+	(void)state;
+	assert_int_equal(
+		plan_get_n_dispatches(plan), 6 * model.weights->manifest->hparams->n_layers + 2);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		CASE(test_bits_do_not_depend_on_chunks),
+		CASE(test_bits_do_not_depend_on_neighbours),
+		CASE(test_step_refused),
+		CASE(test_plan_refused),
+		CASE(test_dispatches),
+	};
+
+	if (!getenv("WEIGHTD_TEST_DATA"))
+		return CASE_SKIP;
+	on_device_warm_up();
+	return cmocka_run_group_tests(tests, init, fini);
+}

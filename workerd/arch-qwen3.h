@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_ARCH_QWEN3_H
+#define WORKERD_ARCH_QWEN3_H
+
+/*
+ * qwen3, the dense model, as llama.cpp computes it:
+ *
+ *	x = token_embd[token]
+ *	of each layer:
+ *		q, k, v = W h,  h = rms_norm(x) attn_norm
+ *		q, k = rope(rms_norm of each head with attn_q_norm, attn_k_norm)
+ *		x = x + attn_output attention(q, keys, values)
+ *		h = rms_norm(x) ffn_norm
+ *		x = x + ffn_down (silu(ffn_gate h) * (ffn_up h))
+ *	logits = output (rms_norm(x) output_norm), output being token_embd where the file has none
+ */
+#include "proto/util/cleanup.h"
+
+struct err;
+struct graph;
+struct weights;
+
+/*
+ * An arch_build_fn: -ENOENT for a tensor that is missing, -EINVAL for one of another shape,
+ * -ENOTSUP for heads of different key and value sizes.
+ */
+int must_check arch_qwen3_build(const struct weights *w, struct graph *g, struct err *ret_err);
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_GRAPH_H
+#define WORKERD_GRAPH_H
+
+/*
+ * A model as a list of operations on values, in the order of computation. An architecture writes
+ * it (workerd/arch-*.c), the plan reads it. A value is [m][width] f32, m the rows of a step; where
+ * it lies is decided once, and a place is used again when its last reader is past. Engine thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "shaders/abi.h"
+#include "workerd/ops/matmul.h"
+#include "workerd/weights.h"
+
+struct err;
+
+enum { GRAPH_NONE = UINT32_MAX }; /* no such value */
+
+struct graph_value {
+	uint32_t width; /* floats a row */
+	bool is_logits; /* in io memory, read by the host; the others are scratch */
+	bool is_used;
+	uint32_t first_op; /* that writes it */
+	uint32_t last_op;  /* that reads or writes it */
+	uint64_t offset;   /* in scratch, bytes; after graph_place */
+};
+
+enum graph_op_kind { GRAPH_EMBED, GRAPH_MATMUL, GRAPH_ROPE_KV, GRAPH_ATTENTION };
+
+/* Values are ids; gains are [k] f32 with address 0 where there is no norm. */
+struct graph_op {
+	enum graph_op_kind kind;
+	bool is_head; /* for the rows that want logits, after all others */
+	union {
+		struct {
+			struct weights_tensor w;
+			uint32_t y;
+		} embed;
+		struct {
+			uint32_t n_parts;
+			struct weights_tensor w[ABI_MATMUL_MAX_PARTS];
+			struct weights_tensor gain;
+			uint32_t x;
+			uint32_t y; /* may be r */
+			uint32_t r; /* or GRAPH_NONE */
+			enum op_matmul_finish finish;
+		} matmul;
+		struct {
+			struct weights_tensor q_gain;
+			struct weights_tensor k_gain;
+			uint32_t qkv;
+			uint32_t layer;
+		} rope_kv;
+		struct {
+			uint32_t qkv;
+			uint32_t y;
+			uint32_t layer;
+		} attention;
+	};
+};
+
+struct graph {
+	/* What all layers share. */
+	uint32_t n_head;
+	uint32_t n_head_kv;
+	uint32_t head_dim;
+	uint32_t n_rot;
+	float rope_base;
+	float eps;
+
+	uint32_t n_values;
+	uint32_t n_values_room;
+	struct graph_value *values;
+	uint32_t n_ops;
+	uint32_t n_ops_room;
+	struct graph_op *ops;
+};
+
+void graph_fini(struct graph *g);
+
+/* -ENOMEM. */
+int must_check graph_add_value(
+	struct graph *g, uint32_t width, bool is_logits, struct err *ret_err, uint32_t *ret_value);
+
+/* Appends a copy of op; every value it reads has been written. -ENOMEM. */
+int must_check graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err);
+
+/*
+ * Gives each value its place for up to n_rows rows: 256-byte aligned, the lowest place that is free
+ * from its first to its last op. ret_bytes: of scratch in all. -EOVERFLOW.
+ */
+int must_check graph_place(
+	struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes);
+
+#endif

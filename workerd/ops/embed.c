@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/ops/embed.h"
+
+#include "proto/util/err.h"
+#include "shaders/abi.h"
+#include "workerd/ops/pool.h"
+#include "workerd/ops/variant.h"
+
+static const enum kernels_id kernels[OP_VARIANT_N] = {
+	[OP_VARIANT_F32] = KERNELS_EMBED_F32,
+	[OP_VARIANT_F16] = KERNELS_EMBED_F16,
+	[OP_VARIANT_F16_X2] = KERNELS_EMBED_F16_X2,
+	[OP_VARIANT_Q8_0] = KERNELS_EMBED_Q8_0,
+	[OP_VARIANT_Q8_0_X2] = KERNELS_EMBED_Q8_0_X2,
+};
+
+/* A row is a few KiB: enough subgroups that each writes a KiB of it. */
+enum { CHUNK_FLOATS = 256 };
+
+int op_embed_record(struct op_pool *pool, struct vk_command *c,
+	const struct op_embed_params *params, struct err *ret_err)
+{
+	const struct weights_tensor *w = &params->w;
+	enum op_variant variant = OP_VARIANT_N;
+
+	int r = op_variant_choose(w, ret_err, &variant);
+	if (r) {
+		err_prefix(ret_err, "embed");
+		return r;
+	}
+	struct op_pool_kernel kernel = {.id = kernels[variant], .n_subgroups = 1};
+	struct abi_embed push = {
+		.w = w->address,
+		.rows = params->rows,
+		.m = params->m,
+		.y = params->y,
+		.k = (uint32_t)w->ne[0],
+		.n_row_bytes = (uint32_t)(w->n_bytes / w->ne[1]),
+	};
+	uint32_t n_chunks = (push.k + CHUNK_FLOATS - 1) / CHUNK_FLOATS;
+	return op_pool_dispatch(pool, c, &kernel, &push, n_chunks, params->n_rows, ret_err);
+}

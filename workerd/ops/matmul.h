@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_OPS_MATMUL_H
+#define WORKERD_OPS_MATMUL_H
+
+/*
+ * Rows times up to three matrices, with what comes before and after fused in: RMS norm on the way
+ * in, residual, gate or SwiGLU on the way out (shaders/matmul.comp). Matrices that no one kernel
+ * reads together get a dispatch each.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "shaders/abi.h"
+#include "workerd/weights.h"
+
+struct err;
+struct op_pool;
+struct vk_command;
+
+enum op_matmul_finish {
+	OP_MATMUL_STORE = ABI_MATMUL_FINISH_STORE,   /* y = W x */
+	OP_MATMUL_ADD = ABI_MATMUL_FINISH_ADD,       /* y = r + W x */
+	OP_MATMUL_SWIGLU = ABI_MATMUL_FINISH_SWIGLU, /* y = silu(w[0] x) * (w[1] x) */
+};
+
+struct op_matmul_params {
+	uint32_t n_parts; /* 1 to ABI_MATMUL_MAX_PARTS; 2 with SWIGLU */
+	struct weights_tensor w[ABI_MATMUL_MAX_PARTS]; /* [n][k] each, all of the same k */
+	uint64_t x;    /* device address of [m][k] f32, or of what want chooses from */
+	uint64_t y;    /* of [m][sum of n] f32, with SWIGLU [m][n of w[0]] */
+	uint64_t gain; /* of [k] f32: normalise x; 0: take it as it is */
+	uint64_t r;    /* with ADD: of [m][sum of n] f32; may be y */
+	uint64_t m;    /* of u32: rows of the step */
+	uint64_t want; /* of [m] u32: row i is x[want[i]]; 0: x[i] */
+	enum op_matmul_finish finish;
+	float eps;       /* of the norm */
+	uint32_t n_rows; /* the most that m can be */
+};
+
+/*
+ * Records it, with barriers where one of its own dispatches needs another's output.
+ * -ENOTSUP for a block format without kernels, -EINVAL for shapes that do not fit. Engine thread.
+ */
+int must_check op_matmul_record(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *params, struct err *ret_err);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_OPS_POOL_H
+#define WORKERD_OPS_POOL_H
+
+/*
+ * The pipelines of a plan: one for each kernel and specialization that its ops ask for, made at the
+ * first request. Engine thread, when commands are recorded; a step makes none.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "shaders/kernels.h"
+
+struct err;
+struct op_pool;
+struct vk_command;
+struct vk_device;
+
+enum { OP_POOL_MAX_SPEC = 8 };
+
+/* A kernel with its own specialization constants, those from ABI_SPEC_KERNEL on. */
+struct op_pool_kernel {
+	enum kernels_id id;
+	uint32_t n_subgroups; /* of a workgroup */
+	uint32_t n_spec;
+	uint32_t spec[OP_POOL_MAX_SPEC];
+};
+
+int must_check op_pool_new(struct vk_device *d, struct err *ret_err, struct op_pool **ret_pool);
+
+/* No submitted work may use its pipelines any more. Accepts NULL; returns NULL. */
+struct op_pool *op_pool_free(struct op_pool *pool);
+
+uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
+
+/* A software driver: loads are dear, registers are memory, subgroups are narrow. */
+bool op_pool_is_software(const struct op_pool *pool);
+
+/*
+ * Records one dispatch of n_subgroups_x by n_y subgroups, rounded up to workgroups. push has the
+ * kernel's size. -ENOMEM, VK_DEVICE_LOST, -errno of vk_pipeline_new, with ret_err.
+ */
+int must_check op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
+	const struct op_pool_kernel *kernel, const void *push, uint32_t n_subgroups_x, uint32_t n_y,
+	struct err *ret_err);
+
+#endif
