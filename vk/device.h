@@ -53,7 +53,7 @@ struct vk_device_info {
  * sentence that lists what is there: -ENODEV (none fits, no loader or driver), -EINVAL (select is
  * none of these), -ENOTSUP (a required feature is missing, named: Vulkan 1.3 compute with
  * bufferDeviceAddress, timelineSemaphore, 8- and 16-bit storage, shaderFloat16, shaderInt8,
- * subgroup arithmetic and ballot, VK_KHR_external_memory_fd).
+ * subgroup shuffle, VK_KHR_external_memory_fd).
  * "auto" does not pass over a device that lacks something: the refusal is heard.
  *
  * With WEIGHTD_VALIDATION=1 in the environment the validation layer is on and its errors go to

@@ -9,9 +9,7 @@
 #include "proto/util/err.h"
 #include "vk/result.h"
 
-#define SUBGROUP_OPERATIONS                                                   \
-	(VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT | \
-		VK_SUBGROUP_FEATURE_BALLOT_BIT)
+#define SUBGROUP_OPERATIONS (VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
 
 static const struct {
 	const char *name;
@@ -156,7 +154,7 @@ int vk_feature_choose(
 	vkGetPhysicalDeviceProperties2(physical, &properties);
 	if ((v11.subgroupSupportedOperations & SUBGROUP_OPERATIONS) != SUBGROUP_OPERATIONS ||
 		!(v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT))
-		add_lack(&lack, "subgroup arithmetic and ballot in compute shaders");
+		add_lack(&lack, "subgroup shuffle in compute shaders");
 	if (*lack.text)
 		return err_set(ret_err, ENOTSUP, "device %s: its driver lacks %s", p->deviceName,
 			lack.text);

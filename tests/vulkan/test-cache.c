@@ -219,7 +219,8 @@ static void test_places(void **state)
 	assert_int_equal(vk_cache_save(d), 0);
 	snprintf(path, sizeof(path), "%s/.cache/weightd", root);
 	assert_int_equal(stat(path, &st), 0);
-	/* The driver and the layers, which do not ignore it, save their own caches on the way out. */
+	/* The driver and the layers, which do not ignore it, save their own caches on the way out.
+	 */
 	unsetenv("XDG_CACHE_HOME");
 	vk_device_free(d);
 	d = on_device_new();
