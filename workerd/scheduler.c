@@ -124,7 +124,7 @@ static void scheduler_end(struct scheduler *s, struct session *session)
 
 int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
 {
-	struct session *session;
+	struct session *session = NULL;
 	int r = scheduler_find(s, client, id, ret_err, &session);
 
 	if (!r)
@@ -135,7 +135,7 @@ int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct er
 int scheduler_append(struct scheduler *s, uint64_t client, uint64_t id, const uint32_t *ids,
 	uint64_t n_ids, struct err *ret_err, uint32_t *ret_n_total)
 {
-	struct session *session;
+	struct session *session = NULL;
 	int r = scheduler_find(s, client, id, ret_err, &session);
 
 	if (!r)
@@ -148,7 +148,7 @@ int scheduler_append(struct scheduler *s, uint64_t client, uint64_t id, const ui
 int scheduler_truncate(
 	struct scheduler *s, uint64_t client, uint64_t id, uint32_t n_tokens, struct err *ret_err)
 {
-	struct session *session;
+	struct session *session = NULL;
 	int r = scheduler_find(s, client, id, ret_err, &session);
 
 	if (!r)
@@ -160,7 +160,7 @@ int scheduler_truncate(
 
 int scheduler_generate(struct scheduler *s, struct message *generate, struct err *ret_err)
 {
-	struct session *session;
+	struct session *session = NULL;
 	int r = scheduler_find(s, generate->client, generate->generate.session, ret_err, &session);
 
 	if (!r)
@@ -171,7 +171,7 @@ int scheduler_generate(struct scheduler *s, struct message *generate, struct err
 
 int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
 {
-	struct session *session;
+	struct session *session = NULL;
 	int r = scheduler_find(s, client, id, ret_err, &session);
 
 	if (!r && session->state == SESSION_GENERATING)

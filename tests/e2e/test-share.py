@@ -108,6 +108,31 @@ def test_kill_a_worker(site):
                 undisturbed["text"], "text of a worker that attached afterwards")
 
 
+def states(site, model):
+    """{generation: (state, leases)} of a model; empty when there is none."""
+    return {g["id"]: (g["state"], g["n_leases"]) for m in site.status()["models"]
+            if m["name"] == model for g in m["generations"]}
+
+
+def test_replace_and_unload_under_a_reader(site):
+    site.weightd({"demo": harness.MODEL})
+    old = site.worker("demo")
+    site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    check_equal(list(states(site, "demo").values()), [("draining", 1), ("ready", 0)],
+                "the old generation beside the next")
+    young = site.worker("demo")
+    for worker in old, young:
+        answer = site.ctl("ask", "Which continent is Chile in?", worker=worker)
+        check_equal(answer.out, "Chile is in South America.\n", worker.name)
+    old.stop()
+    harness.wait_until(lambda: list(states(site, "demo").values()) == [("ready", 1)],
+                       "the old generation goes with its last worker")
+    site.ctl("unload", "demo")
+    check_equal(list(states(site, "demo").values()), [("draining", 1)], "after unload")
+    young.stop()
+    harness.wait_until(lambda: not states(site, "demo"), "the model goes with its last worker")
+
+
 def test_kill_while_attaching(site):
     """SIGKILL at many moments of a worker's life; weightd never notices more than a disconnect."""
     weightd = site.weightd({"demo": harness.MODEL})

@@ -39,6 +39,8 @@ CASES = [
     ("tidy", "proto/a.c", "/* net" + "/wor" + "k/main */\n", None),
     ("format", "proto/a.c", "int  a;\n", "clang-format"),
     ("format", "proto/a.c", "int a;\n", None),
+    ("format", "proto/a.c", "#define A(x)   {x,  1}\n", None),
+    ("format", "proto/a.c", "#define A(x)   {x,  1}\nint  a;\n", "proto/a.c:3"),
     ("headers", "proto/a.h", "static inline int a_get(void)\n{\n\treturn 1;\n}\n", None),
     ("headers", "proto/a.h", "int a_get(uint32_t x);\n", "does not compile alone"),
 ]
