@@ -17,6 +17,7 @@ enum vk_command_state {
 
 struct vk_command {
 	struct vk_device *d;
+	enum vk_queue queue;
 	VkCommandPool pool;
 	VkCommandBuffer buffer;
 	VkQueryPool queries; /* [n_stamps] */

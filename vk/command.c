@@ -13,19 +13,35 @@
 #include "vk/result.h"
 #include "vk/submit.h"
 
-/* All the work that is ever recorded: kernels, copies and fills. */
-#define WORK_STAGES (VK_PIPELINE_STAGE_2_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_2_ALL_TRANSFER_BIT)
-#define WORK_WRITES (VK_ACCESS_2_SHADER_WRITE_BIT | VK_ACCESS_2_TRANSFER_WRITE_BIT)
-#define WORK_ACCESS (WORK_WRITES | VK_ACCESS_2_SHADER_READ_BIT | VK_ACCESS_2_TRANSFER_READ_BIT)
+/*
+ * All the work that is ever recorded for a queue: kernels, copies and fills. A queue that only
+ * copies knows no other stages, and where it shares its queue with kernels, copies need not wait
+ * for them.
+ */
+struct work {
+	VkPipelineStageFlags2 stages;
+	VkAccessFlags2 writes;
+	VkAccessFlags2 accesses;
+};
+#define COPY_ACCESSES (VK_ACCESS_2_TRANSFER_WRITE_BIT | VK_ACCESS_2_TRANSFER_READ_BIT)
+#define SHADER_ACCESSES (VK_ACCESS_2_SHADER_WRITE_BIT | VK_ACCESS_2_SHADER_READ_BIT)
+static const struct work queue_work[VK_QUEUE_N] = {
+	[VK_QUEUE_COMPUTE] = {VK_PIPELINE_STAGE_2_COMPUTE_SHADER_BIT |
+				      VK_PIPELINE_STAGE_2_ALL_TRANSFER_BIT,
+		VK_ACCESS_2_SHADER_WRITE_BIT | VK_ACCESS_2_TRANSFER_WRITE_BIT,
+		SHADER_ACCESSES | COPY_ACCESSES},
+	[VK_QUEUE_TRANSFER] = {VK_PIPELINE_STAGE_2_ALL_TRANSFER_BIT, VK_ACCESS_2_TRANSFER_WRITE_BIT,
+		COPY_ACCESSES},
+};
 
-enum { MAX_STAMPS = 1 << 16 };
+enum { MAX_STAMPS = 1 << 16, MAX_REGIONS = 512 };
 
 static int make_objects(struct vk_command *c, struct err *ret_err)
 {
 	struct vk_device *d = c->d;
 	VkCommandPoolCreateInfo pool = {
 		.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
-		.queueFamilyIndex = d->queue_family,
+		.queueFamilyIndex = d->queues[c->queue].family,
 	};
 	VkCommandBufferAllocateInfo buffer = {
 		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
@@ -57,15 +73,17 @@ static int make_objects(struct vk_command *c, struct err *ret_err)
 	return 0;
 }
 
-int vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
-	struct vk_command **ret_command)
+int vk_command_new_on(struct vk_device *d, enum vk_queue queue, uint32_t n_stamps,
+	struct err *ret_err, struct vk_command **ret_command)
 {
+	if ((unsigned)queue >= VK_QUEUE_N)
+		return err_set(ret_err, EINVAL, "command: no queue %u", (unsigned)queue);
 	if (n_stamps > MAX_STAMPS)
 		return err_set(ret_err, EINVAL, "command: expected at most %d timestamps, found %u",
 			MAX_STAMPS, n_stamps);
-	if (n_stamps && d->info.ns_per_tick == 0)
-		return err_set(
-			ret_err, ENOTSUP, "device %s: its queue has no timestamps", d->info.name);
+	if (n_stamps && (queue != VK_QUEUE_COMPUTE || d->info.ns_per_tick == 0))
+		return err_set(ret_err, ENOTSUP, "device %s: its %s queue has no timestamps",
+			d->info.name, queue == VK_QUEUE_COMPUTE ? "compute" : "transfer");
 	if (d->is_lost) {
 		(void)err_set(ret_err, EIO, "command: the device is lost");
 		return VK_DEVICE_LOST;
@@ -74,6 +92,7 @@ int vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
 	if (!c)
 		return err_set(ret_err, ENOMEM, "command: no memory");
 	c->d = d;
+	c->queue = queue;
 	c->n_stamps = n_stamps;
 	int r = make_objects(c, ret_err);
 	if (r) {
@@ -82,6 +101,12 @@ int vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
 	}
 	*ret_command = c;
 	return 0;
+}
+
+int vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
+	struct vk_command **ret_command)
+{
+	return vk_command_new_on(d, VK_QUEUE_COMPUTE, n_stamps, ret_err, ret_command);
 }
 
 struct vk_command *vk_command_free(struct vk_command *c)
@@ -106,8 +131,8 @@ static void barrier(struct vk_command *c, VkPipelineStageFlags2 dst_stages, VkAc
 {
 	VkMemoryBarrier2 memory = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER_2,
-		.srcStageMask = WORK_STAGES,
-		.srcAccessMask = WORK_WRITES,
+		.srcStageMask = queue_work[c->queue].stages,
+		.srcAccessMask = queue_work[c->queue].writes,
 		.dstStageMask = dst_stages,
 		.dstAccessMask = dst,
 	};
@@ -118,6 +143,12 @@ static void barrier(struct vk_command *c, VkPipelineStageFlags2 dst_stages, VkAc
 	};
 
 	vkCmdPipelineBarrier2(c->buffer, &info);
+}
+
+/* What follows on this queue sees what went before on it. */
+static void work_barrier(struct vk_command *c)
+{
+	barrier(c, queue_work[c->queue].stages, queue_work[c->queue].accesses);
 }
 
 void vk_command_begin(struct vk_command *c)
@@ -145,7 +176,7 @@ void vk_command_begin(struct vk_command *c)
 		return;
 	}
 	/* Orders this command after whatever was submitted before it, however often it is. */
-	barrier(c, WORK_STAGES, WORK_ACCESS);
+	work_barrier(c);
 	if (c->n_stamps)
 		vkCmdResetQueryPool(c->buffer, c->queries, 0, c->n_stamps);
 }
@@ -157,6 +188,10 @@ void vk_command_dispatch(struct vk_command *c, const struct vk_pipeline *p, cons
 
 	if (c->state != VK_COMMAND_RECORDING)
 		return;
+	if (c->queue != VK_QUEUE_COMPUTE) {
+		fail(c, EINVAL, "kernel %s: the transfer queue runs no kernels", p->name);
+		return;
+	}
 	if (n_push_bytes != p->n_push_bytes) {
 		fail(c, EINVAL, "kernel %s: push constants: expected %u bytes, found %u", p->name,
 			p->n_push_bytes, n_push_bytes);
@@ -181,7 +216,7 @@ void vk_command_dispatch(struct vk_command *c, const struct vk_pipeline *p, cons
 void vk_command_barrier(struct vk_command *c)
 {
 	if (c->state == VK_COMMAND_RECORDING)
-		barrier(c, WORK_STAGES, WORK_ACCESS);
+		work_barrier(c);
 }
 
 void vk_command_host_barrier(struct vk_command *c)
@@ -228,6 +263,70 @@ void vk_command_copy(struct vk_command *c, const struct vk_slice *dst, const str
 	vkCmdCopyBuffer(c->buffer, src->memory->buffer, dst->memory->buffer, 1, &region);
 }
 
+/* The bytes from the first row's first to the last row's last; false when there is no such number.
+ */
+static bool get_extent(
+	const struct vk_command_rows *rows, uint64_t n_rows, uint64_t n_row_bytes, uint64_t *ret)
+{
+	uint64_t last;
+
+	if (n_rows == 0 || n_row_bytes == 0 || (n_rows > 1 && rows->stride < n_row_bytes))
+		return false;
+	return !__builtin_mul_overflow(n_rows - 1, n_rows > 1 ? rows->stride : 0, &last) &&
+	       !__builtin_add_overflow(last, n_row_bytes, ret);
+}
+
+static bool check_rows(struct vk_command *c, const struct vk_command_rows *rows, uint64_t n_rows,
+	uint64_t n_row_bytes, const char *what, uint64_t *ret_n_bytes)
+{
+	uint64_t end;
+
+	if (get_extent(rows, n_rows, n_row_bytes, ret_n_bytes) &&
+		!__builtin_add_overflow(rows->offset, *ret_n_bytes, &end) &&
+		end <= rows->memory->n_bytes)
+		return true;
+	fail(c, EINVAL,
+		"%s memory %s: expected rows within %" PRIu64 " bytes, found %" PRIu64
+		" of %" PRIu64 " bytes, %" PRIu64 " apart, at %" PRIu64,
+		what, rows->memory->name, rows->memory->n_bytes, n_rows, n_row_bytes, rows->stride,
+		rows->offset);
+	return false;
+}
+
+void vk_command_copy_2d(struct vk_command *c, const struct vk_command_rows *dst,
+	const struct vk_command_rows *src, uint64_t n_rows, uint64_t n_row_bytes)
+{
+	VkBufferCopy regions[MAX_REGIONS];
+	uint64_t n_dst_bytes, n_src_bytes;
+
+	if (c->state != VK_COMMAND_RECORDING)
+		return;
+	if (!check_rows(c, dst, n_rows, n_row_bytes, "copy to", &n_dst_bytes) ||
+		!check_rows(c, src, n_rows, n_row_bytes, "copy from", &n_src_bytes))
+		return;
+	if (dst->memory == src->memory && dst->offset < src->offset + n_src_bytes &&
+		src->offset < dst->offset + n_dst_bytes) {
+		fail(c, EINVAL, "copy inside memory %s: the rows overlap", dst->memory->name);
+		return;
+	}
+	/* Rows without gaps are one long row. */
+	if (n_dst_bytes == n_src_bytes && n_dst_bytes == n_rows * n_row_bytes) {
+		n_rows = 1;
+		n_row_bytes = n_dst_bytes;
+	}
+	for (uint64_t first = 0; first < n_rows; first += MAX_REGIONS) {
+		uint64_t left = n_rows - first;
+		uint32_t n = left < MAX_REGIONS ? (uint32_t)left : MAX_REGIONS;
+
+		for (uint32_t i = 0; i < n; i++)
+			regions[i] =
+				(VkBufferCopy){.srcOffset = src->offset + (first + i) * src->stride,
+					.dstOffset = dst->offset + (first + i) * dst->stride,
+					.size = n_row_bytes};
+		vkCmdCopyBuffer(c->buffer, src->memory->buffer, dst->memory->buffer, n, regions);
+	}
+}
+
 void vk_command_fill(struct vk_command *c, const struct vk_slice *dst, uint32_t value)
 {
 	if (c->state != VK_COMMAND_RECORDING || !check_slice(c, dst, "fill of"))
@@ -244,14 +343,18 @@ void vk_command_fill(struct vk_command *c, const struct vk_slice *dst, uint32_t 
 
 static void transfer_ownership(struct vk_command *c, struct vk_memory *m, bool is_release)
 {
+	const struct work *work = &queue_work[c->queue];
+	/* A buffer of both families has no owner among them to name. */
+	uint32_t family = vk_device_is_concurrent(c->d) ? VK_QUEUE_FAMILY_IGNORED
+							: c->d->queues[c->queue].family;
 	VkBufferMemoryBarrier2 buffer = {
 		.sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER_2,
-		.srcStageMask = is_release ? WORK_STAGES : VK_PIPELINE_STAGE_2_NONE,
-		.srcAccessMask = is_release ? WORK_WRITES : VK_ACCESS_2_NONE,
-		.dstStageMask = is_release ? VK_PIPELINE_STAGE_2_NONE : WORK_STAGES,
-		.dstAccessMask = is_release ? VK_ACCESS_2_NONE : WORK_ACCESS,
-		.srcQueueFamilyIndex = is_release ? c->d->queue_family : VK_QUEUE_FAMILY_EXTERNAL,
-		.dstQueueFamilyIndex = is_release ? VK_QUEUE_FAMILY_EXTERNAL : c->d->queue_family,
+		.srcStageMask = is_release ? work->stages : VK_PIPELINE_STAGE_2_NONE,
+		.srcAccessMask = is_release ? work->writes : VK_ACCESS_2_NONE,
+		.dstStageMask = is_release ? VK_PIPELINE_STAGE_2_NONE : work->stages,
+		.dstAccessMask = is_release ? VK_ACCESS_2_NONE : work->accesses,
+		.srcQueueFamilyIndex = is_release ? family : VK_QUEUE_FAMILY_EXTERNAL,
+		.dstQueueFamilyIndex = is_release ? VK_QUEUE_FAMILY_EXTERNAL : family,
 		.buffer = m->buffer,
 		.size = VK_WHOLE_SIZE,
 	};
@@ -263,7 +366,7 @@ static void transfer_ownership(struct vk_command *c, struct vk_memory *m, bool i
 
 	if (c->state != VK_COMMAND_RECORDING)
 		return;
-	if (!m->is_external) {
+	if (!vk_memory_is_shared(m)) {
 		fail(c, EINVAL, "memory %s: it is not shared, so it has no other owner", m->name);
 		return;
 	}

@@ -11,6 +11,7 @@
 
 #include "proto/util/cleanup.h"
 #include "vk/memory.h"
+#include "vk/queue.h"
 
 struct err;
 struct vk_device;
@@ -23,6 +24,14 @@ struct vk_pipeline;
  */
 int must_check vk_command_new(struct vk_device *d, uint32_t n_stamps, struct err *ret_err,
 	struct vk_command **ret_command);
+
+/*
+ * A command for one queue; vk_command_new is one for VK_QUEUE_COMPUTE. Those for the transfer queue
+ * hold copies, fills, barriers and ownership: a dispatch is an error, and timestamps are -ENOTSUP
+ * (a queue that only copies cannot reset them).
+ */
+int must_check vk_command_new_on(struct vk_device *d, enum vk_queue queue, uint32_t n_stamps,
+	struct err *ret_err, struct vk_command **ret_command);
 struct vk_command *vk_command_free(struct vk_command *c);
 
 /* Starts recording anew. A command that still runs is an error, kept for vk_command_end. */
@@ -40,6 +49,20 @@ void vk_command_host_barrier(struct vk_command *c);
 
 /* Same sizes. Slices of one memory must not overlap. */
 void vk_command_copy(struct vk_command *c, const struct vk_slice *dst, const struct vk_slice *src);
+
+/* Rows of equal size in a memory: row i begins at offset + i * stride. All in bytes. */
+struct vk_command_rows {
+	struct vk_memory *memory;
+	uint64_t offset;
+	uint64_t stride; /* at least the row's size; not looked at for a single row */
+};
+
+/*
+ * Copies n_rows rows of n_row_bytes each, both > 0, all inside both memories. Within one memory the
+ * two ranges, from the first row's first byte to the last row's last, must not overlap.
+ */
+void vk_command_copy_2d(struct vk_command *c, const struct vk_command_rows *dst,
+	const struct vk_command_rows *src, uint64_t n_rows, uint64_t n_row_bytes);
 
 /* Offsets and sizes in multiples of 4. */
 void vk_command_fill(struct vk_command *c, const struct vk_slice *dst, uint32_t value);

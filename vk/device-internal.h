@@ -7,25 +7,24 @@
 
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "vk/queue-internal.h"
 
 struct vk_device {
 	VkInstance instance;
 	VkDebugUtilsMessengerEXT messenger;
 	VkPhysicalDevice physical;
 	VkDevice device;
-	uint32_t queue_family;
-	VkQueue queue;
-	VkSemaphore timeline; /* its value is the last ticket that is done */
-	uint64_t last_ticket;
-	uint64_t done_ticket; /* the timeline's value when it was last read */
-	bool is_lost;         /* once set, every call says VK_DEVICE_LOST */
+	struct vk_queue_state queues[VK_QUEUE_N];
+	bool is_lost;     /* once set, every call says VK_DEVICE_LOST */
+	bool is_poisoned; /* once set, no memory is made or imported */
 
 	VkPipelineCache cache;
 	uint64_t cache_bytes; /* of the cache as it is on disk */
 
 	VkPhysicalDeviceMemoryProperties types;
-	bool export_is_dedicated; /* opaque fds want a dedicated allocation */
-	uint32_t max_groups[3];   /* maxComputeWorkGroupCount */
+	/* What descriptors of a kind can do, and whether they want a dedicated allocation. */
+	VkExternalMemoryFeatureFlags handle_features[VK_HANDLE_N];
+	uint32_t max_groups[3]; /* maxComputeWorkGroupCount */
 	uint32_t max_group_size[3];
 	uint32_t max_invocations; /* of a workgroup */
 	uint32_t max_subgroups;   /* of a workgroup with a required subgroup size */
@@ -34,6 +33,8 @@ struct vk_device {
 	uint64_t stamp_mask;      /* valid bits of a timestamp */
 
 	PFN_vkGetMemoryFdKHR get_memory_fd;
+	PFN_vkGetMemoryFdPropertiesKHR get_fd_properties;
+	PFN_vkGetMemoryHostPointerPropertiesEXT get_pointer_properties; /* may be NULL */
 	PFN_vkSetDebugUtilsObjectNameEXT set_name; /* NULL without validation */
 
 	struct vk_device_info info;
@@ -42,6 +43,9 @@ struct vk_device {
 
 /* Remembers a loss; returns the result. */
 VkResult vk_device_note(struct vk_device *d, VkResult result);
+
+/* Are the two lines of work of different families? Then all buffers are for both. */
+bool vk_device_is_concurrent(const struct vk_device *d);
 
 /* Names an object in the validation layer's messages; nothing without it. */
 void vk_device_name(struct vk_device *d, VkObjectType type, uint64_t handle, const char *name);

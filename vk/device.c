@@ -9,6 +9,7 @@
 #include "proto/util/err.h"
 #include "vk/adapter.h"
 #include "vk/device-internal.h"
+#include "vk/driver.h"
 #include "vk/feature.h"
 #include "vk/memory-internal.h"
 #include "vk/result.h"
@@ -87,23 +88,23 @@ static int make_instance(struct vk_device *d, struct err *ret_err)
 	return 0;
 }
 
-/* The first family that computes: on the GPUs known, it has the same compute rate as any other. */
-static int find_queue_family(struct vk_device *d, struct err *ret_err)
+static int find_queues(struct vk_device *d, struct err *ret_err)
 {
 	VkQueueFamilyProperties families[32];
+	const struct vk_queue_state *compute = &d->queues[VK_QUEUE_COMPUTE];
+	const struct vk_queue_state *transfer = &d->queues[VK_QUEUE_TRANSFER];
 	uint32_t n = ARRAY_SIZE(families);
 
 	vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, families);
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t bits = families[i].timestampValidBits;
-
-		if (!(families[i].queueFlags & VK_QUEUE_COMPUTE_BIT))
-			continue;
-		d->queue_family = i;
-		d->stamp_mask = bits >= 64 ? UINT64_MAX : (UINT64_C(1) << bits) - 1;
-		return 0;
-	}
-	return err_set(ret_err, ENOTSUP, "device %s: no queue computes", d->info.name);
+	if (!vk_queue_choose(families, n, d->queues))
+		return err_set(ret_err, ENOTSUP, "device %s: no queue computes", d->info.name);
+	uint32_t bits = families[compute->family].timestampValidBits;
+	d->stamp_mask = bits >= 64 ? UINT64_MAX : (UINT64_C(1) << bits) - 1;
+	if (!d->stamp_mask)
+		d->info.ns_per_tick = 0;
+	d->info.has_transfer_queue =
+		compute->family != transfer->family || compute->index != transfer->index;
+	return 0;
 }
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
@@ -155,38 +156,62 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 	info->ns_per_tick = p->limits.timestampPeriod;
 }
 
-static void fill_export_info(struct vk_device *d)
+/* What the driver claims of our buffers with one kind of memory from elsewhere. */
+static VkExternalMemoryFeatureFlags get_features(
+	const struct vk_device *d, VkExternalMemoryHandleTypeFlagBits handle_bit)
 {
 	VkPhysicalDeviceExternalBufferInfo info = {
 		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO,
 		.usage = VK_MEMORY_BUFFER_USAGE,
-		.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+		.handleType = handle_bit,
 	};
 	VkExternalBufferProperties properties = {
 		.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES};
 
 	vkGetPhysicalDeviceExternalBufferProperties(d->physical, &info, &properties);
-	VkExternalMemoryFeatureFlags have =
-		properties.externalMemoryProperties.externalMemoryFeatures;
-	d->info.has_export_fd = (have & VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT) &&
-				(have & VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT);
-	d->export_is_dedicated = have & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT;
+	return properties.externalMemoryProperties.externalMemoryFeatures;
+}
+
+static void fill_handle_info(struct vk_device *d, const struct vk_feature_set *set)
+{
+	const VkExternalMemoryFeatureFlags out = VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT;
+	const VkExternalMemoryFeatureFlags in = VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT;
+	VkExternalMemoryFeatureFlags *have = d->handle_features;
+
+	have[VK_HANDLE_OPAQUE_FD] = get_features(d, vk_memory_handle_bit(VK_HANDLE_OPAQUE_FD));
+	if (set->has_dma_buf)
+		have[VK_HANDLE_DMA_BUF] = get_features(d, vk_memory_handle_bit(VK_HANDLE_DMA_BUF));
+	d->info.has_export_fd =
+		(have[VK_HANDLE_OPAQUE_FD] & out) && (have[VK_HANDLE_OPAQUE_FD] & in);
+	d->info.has_export_dma_buf = have[VK_HANDLE_DMA_BUF] & out;
+	d->info.has_import_dma_buf = have[VK_HANDLE_DMA_BUF] & in;
+	if (set->has_host_import)
+		d->info.has_import_host =
+			get_features(d, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT) &
+			in;
 }
 
 static int make_logical(struct vk_device *d, const struct vk_feature_set *set, struct err *ret_err)
 {
-	float priority = 1.0f;
-	VkDeviceQueueCreateInfo queue = {
-		.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
-		.queueFamilyIndex = d->queue_family,
-		.queueCount = 1,
-		.pQueuePriorities = &priority,
+	const float priorities[2] = {1.0f, 1.0f};
+	const struct vk_queue_state *compute = &d->queues[VK_QUEUE_COMPUTE];
+	const struct vk_queue_state *transfer = &d->queues[VK_QUEUE_TRANSFER];
+	bool is_one_family = compute->family == transfer->family;
+	VkDeviceQueueCreateInfo queues[2] = {
+		{.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+			.queueFamilyIndex = compute->family,
+			.queueCount = is_one_family ? transfer->index + 1 : 1,
+			.pQueuePriorities = priorities},
+		{.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+			.queueFamilyIndex = transfer->family,
+			.queueCount = 1,
+			.pQueuePriorities = priorities},
 	};
 	VkDeviceCreateInfo info = {
 		.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
 		.pNext = &set->core,
-		.queueCreateInfoCount = 1,
-		.pQueueCreateInfos = &queue,
+		.queueCreateInfoCount = is_one_family ? 1 : 2,
+		.pQueueCreateInfos = queues,
 		.enabledExtensionCount = set->n_extensions,
 		.ppEnabledExtensionNames = set->extensions,
 	};
@@ -196,10 +221,21 @@ static int make_logical(struct vk_device *d, const struct vk_feature_set *set, s
 		d->device = VK_NULL_HANDLE;
 		return vk_result_fail(r, ret_err, "device %s", d->info.name);
 	}
-	vkGetDeviceQueue(d->device, d->queue_family, 0, &d->queue);
+	for (int i = 0; i < VK_QUEUE_N; i++)
+		vkGetDeviceQueue(
+			d->device, d->queues[i].family, d->queues[i].index, &d->queues[i].queue);
 	d->get_memory_fd = (PFN_vkGetMemoryFdKHR)vkGetDeviceProcAddr(d->device, "vkGetMemoryFdKHR");
-	if (!d->get_memory_fd)
+	d->get_fd_properties = (PFN_vkGetMemoryFdPropertiesKHR)vkGetDeviceProcAddr(
+		d->device, "vkGetMemoryFdPropertiesKHR");
+	if (!d->get_memory_fd || !d->get_fd_properties)
 		return err_set(ret_err, ENOTSUP, "device %s: no vkGetMemoryFdKHR", d->info.name);
+	if (!set->has_host_import)
+		return 0;
+	d->get_pointer_properties = (PFN_vkGetMemoryHostPointerPropertiesEXT)vkGetDeviceProcAddr(
+		d->device, "vkGetMemoryHostPointerPropertiesEXT");
+	if (!d->get_pointer_properties)
+		return err_set(ret_err, ENOTSUP,
+			"device %s: no vkGetMemoryHostPointerPropertiesEXT", d->info.name);
 	return 0;
 }
 
@@ -213,7 +249,9 @@ static int make_objects(struct vk_device *d, struct err *ret_err)
 		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &timeline};
 	VkPipelineCacheCreateInfo cache = {.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO};
 
-	VkResult r = vkCreateSemaphore(d->device, &semaphore, NULL, &d->timeline);
+	VkResult r = VK_SUCCESS;
+	for (int i = 0; i < VK_QUEUE_N && r == VK_SUCCESS; i++)
+		r = vkCreateSemaphore(d->device, &semaphore, NULL, &d->queues[i].timeline);
 	if (r != VK_SUCCESS)
 		return vk_result_fail(r, ret_err, "timeline semaphore");
 	r = vkCreatePipelineCache(d->device, &cache, NULL, &d->cache);
@@ -237,16 +275,13 @@ static int make_device(struct vk_device *d, const char *select, struct err *ret_
 	if (r)
 		return r;
 	fill_info(d, &set);
-	fill_export_info(d);
+	fill_handle_info(d, &set);
 	vkGetPhysicalDeviceMemoryProperties(d->physical, &d->types);
 	d->info.n_heaps = d->types.memoryHeapCount;
 	vk_device_query_heaps(d, d->info.heaps);
-	r = find_queue_family(d, ret_err);
-	if (r)
-		return r;
-	if (!d->stamp_mask)
-		d->info.ns_per_tick = 0;
-	r = make_logical(d, &set, ret_err);
+	r = find_queues(d, ret_err);
+	if (!r)
+		r = make_logical(d, &set, ret_err);
 	if (!r)
 		r = make_objects(d, ret_err);
 	return r;
@@ -259,6 +294,8 @@ int vk_device_new(const char *select, struct err *ret_err, struct vk_device **re
 	if (!d)
 		return err_set(ret_err, ENOMEM, "device: no memory");
 	int r = make_device(d, select, ret_err);
+	/* Failed or not, the driver was loaded, and is still. */
+	vk_driver_hold();
 	if (r) {
 		vk_device_free(d);
 		return r;
@@ -275,7 +312,8 @@ struct vk_device *vk_device_free(struct vk_device *d)
 		/* After a loss it fails at once, and there is nothing to wait for. */
 		(void)vkDeviceWaitIdle(d->device);
 		vkDestroyPipelineCache(d->device, d->cache, NULL);
-		vkDestroySemaphore(d->device, d->timeline, NULL);
+		for (int i = 0; i < VK_QUEUE_N; i++)
+			vkDestroySemaphore(d->device, d->queues[i].timeline, NULL);
 		vkDestroyDevice(d->device, NULL);
 	}
 	if (d->messenger) {
@@ -284,10 +322,24 @@ struct vk_device *vk_device_free(struct vk_device *d)
 				d->instance, "vkDestroyDebugUtilsMessengerEXT");
 		destroy(d->instance, d->messenger, NULL);
 	}
+	/* What a refusal broke may lie in the library: the next device was seen to work after the
+	 * loader had unloaded it. */
+	if (d->is_poisoned)
+		vk_driver_release();
 	if (d->instance)
 		vkDestroyInstance(d->instance, NULL);
 	free(d);
 	return NULL;
+}
+
+bool vk_device_is_concurrent(const struct vk_device *d)
+{
+	return d->queues[VK_QUEUE_COMPUTE].family != d->queues[VK_QUEUE_TRANSFER].family;
+}
+
+bool vk_device_is_poisoned(const struct vk_device *d)
+{
+	return d->is_poisoned;
 }
 
 const struct vk_device_info *vk_device_get_info(const struct vk_device *d)

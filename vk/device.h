@@ -3,8 +3,8 @@
 #define VK_DEVICE_H
 
 /*
- * One Vulkan instance, physical and logical device and compute queue. Every Vk* type stays inside
- * vk/; the rest of the project sees addresses, bytes and tickets.
+ * One Vulkan instance, physical and logical device and its queues. Every Vk* type stays inside vk/;
+ * the rest of the project sees addresses, bytes and tickets.
  *
  * A device and all that is made from it belongs to one thread at a time.
  */
@@ -41,8 +41,13 @@ struct vk_device_info {
 	uint64_t max_alloc_bytes; /* maxMemoryAllocationSize, also capped by maxBufferSize */
 	uint64_t import_align;    /* minImportedHostPointerAlignment, 0 without the extension */
 	bool has_memory_budget;
-	bool has_export_fd; /* opaque fds of device-local buffers export and import */
-	float ns_per_tick;  /* timestamps; 0 where the queue has none */
+	/* What the driver claims of our buffers; vk/probe.h finds out what is true. */
+	bool has_export_fd; /* opaque fds export and import */
+	bool has_export_dma_buf;
+	bool has_import_dma_buf;
+	bool has_import_host;    /* host pages, vk/host.h */
+	bool has_transfer_queue; /* copies on VK_QUEUE_TRANSFER run beside kernels */
+	float ns_per_tick;       /* timestamps; 0 where the queue has none */
 	uint32_t n_heaps;
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
 };
@@ -63,8 +68,19 @@ struct vk_device_info {
 int must_check vk_device_new(
 	const char *select, struct err *ret_err, struct vk_device **ret_device);
 
-/* Everything made from it must be gone. Waits until idle. Accepts NULL; returns NULL. */
+/*
+ * Everything made from it must be gone. Waits until idle. Accepts NULL; returns NULL. The driver's
+ * library stays loaded for the next device, unless this one was poisoned.
+ */
 struct vk_device *vk_device_free(struct vk_device *d);
+
+/*
+ * Has the driver refused to import host memory (VK_HOST_REFUSED, vk/host.h)? Then nothing that it
+ * says of memory is to be trusted until the device is made anew: on NVIDIA 580 every later import
+ * and allocation fails. Making or importing memory is -ENOTRECOVERABLE from then on; what is there
+ * can still be used, waited for and freed. Free everything and the device, and call vk_device_new.
+ */
+bool vk_device_is_poisoned(const struct vk_device *d);
 
 const struct vk_device_info *vk_device_get_info(const struct vk_device *d);
 

@@ -54,6 +54,8 @@ static const struct {
 	{VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME, 0},
 	{VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
 		offsetof(struct vk_feature_set, has_host_import)},
+	{VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME,
+		offsetof(struct vk_feature_set, has_dma_buf)},
 	{VK_EXT_MEMORY_BUDGET_EXTENSION_NAME, offsetof(struct vk_feature_set, has_memory_budget)},
 };
 _Static_assert(ARRAY_SIZE(extensions) <= VK_FEATURE_MAX_EXTENSIONS, "extensions fit");

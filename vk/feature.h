@@ -23,6 +23,7 @@ struct vk_feature_set {
 	const char *extensions[VK_FEATURE_MAX_EXTENSIONS];
 	bool has_memory_budget;
 	bool has_host_import;
+	bool has_dma_buf;
 };
 
 /*

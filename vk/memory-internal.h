@@ -24,12 +24,15 @@ struct vk_memory {
 	uint64_t alloc_bytes; /* of the allocation, >= n_bytes */
 	uint32_t type_index;
 	enum vk_memory_role role;
-	bool is_external; /* exportable or imported */
+	/* Where else the memory may be known: as a descriptor or as host pages; 0: nowhere. */
+	VkExternalMemoryHandleTypeFlagBits handle_bit;
 	bool is_imported;
+	bool is_host;   /* weights that were put into host memory */
+	bool is_mapped; /* has a host pointer of its own */
 	bool is_dedicated;
 	bool is_spilled;
 	bool is_counted;
-	void *map; /* staging and io */
+	void *map;
 	char name[VK_MEMORY_NAME_BYTES];
 };
 
@@ -40,6 +43,12 @@ struct vk_memory_needs {
 	bool wants_dedicated;
 };
 
+/* VK_EXTERNAL_MEMORY_HANDLE_TYPE_... of the kind. */
+VkExternalMemoryHandleTypeFlagBits vk_memory_handle_bit(enum vk_handle handle);
+
+/* Has it another owner, from whom and to whom ownership goes? Host pages have none. */
+bool vk_memory_is_shared(const struct vk_memory *m);
+
 /* A half-built memory: role, name and sizes, no Vulkan object yet. */
 int must_check vk_memory_start(struct vk_device *d, enum vk_memory_role role, const char *name,
 	uint64_t n_bytes, struct err *ret_err, struct vk_memory **ret_memory);
@@ -48,7 +57,7 @@ int must_check vk_memory_start(struct vk_device *d, enum vk_memory_role role, co
 int must_check vk_memory_make_buffer(
 	struct vk_memory *m, struct err *ret_err, struct vk_memory_needs *ret_needs);
 
-/* Binds the buffer to m->memory, takes its address, maps the host-visible roles and counts it. */
+/* Binds the buffer to m->memory, takes its address, maps it if m->is_mapped and counts it. */
 int must_check vk_memory_finish(struct vk_memory *m, struct err *ret_err);
 
 #endif

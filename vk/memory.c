@@ -28,6 +28,18 @@ const char *vk_memory_role_name(enum vk_memory_role role)
 	return (unsigned)role < VK_MEMORY_N_ROLES ? role_names[role] : "unknown";
 }
 
+VkExternalMemoryHandleTypeFlagBits vk_memory_handle_bit(enum vk_handle handle)
+{
+	return handle == VK_HANDLE_DMA_BUF ? VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT
+					   : VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT;
+}
+
+bool vk_memory_is_shared(const struct vk_memory *m)
+{
+	return m->handle_bit &&
+	       m->handle_bit != VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+}
+
 int vk_memory_start(struct vk_device *d, enum vk_memory_role role, const char *name,
 	uint64_t n_bytes, struct err *ret_err, struct vk_memory **ret_memory)
 {
@@ -46,6 +58,10 @@ int vk_memory_start(struct vk_device *d, enum vk_memory_role role, const char *n
 		(void)err_set(ret_err, EIO, "memory %s: the device is lost", name);
 		return VK_DEVICE_LOST;
 	}
+	if (d->is_poisoned)
+		return err_set(ret_err, ENOTRECOVERABLE,
+			"memory %s: device %s refused to import host memory and must be made anew",
+			name, d->info.name);
 	struct vk_memory *m = calloc(1, sizeof(*m));
 	if (!m)
 		return err_set(ret_err, ENOMEM, "memory %s: no memory", name);
@@ -62,14 +78,21 @@ int vk_memory_make_buffer(
 {
 	VkExternalMemoryBufferCreateInfo external = {
 		.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
-		.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+		.handleTypes = m->handle_bit,
 	};
+	/* Both lines of work use all memory, without passing ownership to and fro. */
+	uint32_t families[VK_QUEUE_N] = {
+		m->d->queues[VK_QUEUE_COMPUTE].family, m->d->queues[VK_QUEUE_TRANSFER].family};
+	bool is_concurrent = vk_device_is_concurrent(m->d);
 	VkBufferCreateInfo info = {
 		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
-		.pNext = m->is_external ? &external : NULL,
+		.pNext = m->handle_bit ? &external : NULL,
 		.size = m->n_bytes,
 		.usage = VK_MEMORY_BUFFER_USAGE,
-		.sharingMode = VK_SHARING_MODE_EXCLUSIVE,
+		.sharingMode =
+			is_concurrent ? VK_SHARING_MODE_CONCURRENT : VK_SHARING_MODE_EXCLUSIVE,
+		.queueFamilyIndexCount = is_concurrent ? VK_QUEUE_N : 0,
+		.pQueueFamilyIndices = is_concurrent ? families : NULL,
 	};
 	VkMemoryDedicatedRequirements dedicated = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_REQUIREMENTS};
@@ -105,11 +128,11 @@ static VkResult allocate(struct vk_memory *m, uint32_t type_index)
 	VkExportMemoryAllocateInfo export = {
 		.sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO,
 		.pNext = m->is_dedicated ? &dedicated : NULL,
-		.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+		.handleTypes = m->handle_bit,
 	};
 	VkMemoryAllocateFlagsInfo flags = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
-		.pNext = m->is_external ? (void *)&export : (void *)export.pNext,
+		.pNext = m->handle_bit ? (void *)&export : (void *)export.pNext,
 		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
 	};
 	VkMemoryAllocateInfo info = {
@@ -144,8 +167,8 @@ static int refuse_bytes(
 }
 
 /*
- * Drivers over-commit host memory and lose the device at submit, so what spills must fit into the
- * budget of where it goes.
+ * Drivers over-commit host memory and lose the device at submit, so what spills there and weights
+ * that are put there must fit into the budget.
  */
 static bool is_within_budget(const struct vk_memory *m, uint32_t type_index)
 {
@@ -163,12 +186,12 @@ static int allocate_ranked(struct vk_memory *m, uint32_t type_bits, struct err *
 	struct vk_type_list list;
 	VkResult first = VK_SUCCESS;
 
-	vk_type_rank(&m->d->types, type_bits, m->role, &list);
+	vk_type_rank(&m->d->types, type_bits, m->is_host ? VK_MEMORY_IO : m->role, &list);
 	for (uint32_t i = 0; i < list.n; i++) {
 		bool is_spill = i >= list.n_home;
 		VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
 
-		if (!is_spill || is_within_budget(m, list.indices[i]))
+		if (!(is_spill || m->is_host) || is_within_budget(m, list.indices[i]))
 			r = allocate(m, list.indices[i]);
 		if (r == VK_SUCCESS) {
 			m->type_index = list.indices[i];
@@ -203,7 +226,7 @@ int vk_memory_finish(struct vk_memory *m, struct err *ret_err)
 		return err_set(ret_err, EIO,
 			"memory %s: address: expected a multiple of %d, found 0x%" PRIx64, m->name,
 			ADDRESS_ALIGN, m->address);
-	if (m->role == VK_MEMORY_STAGING || m->role == VK_MEMORY_IO) {
+	if (m->is_mapped) {
 		r = vk_device_note(
 			d, vkMapMemory(d->device, m->memory, 0, VK_WHOLE_SIZE, 0, &m->map));
 		if (r != VK_SUCCESS) {
@@ -224,7 +247,7 @@ int vk_memory_finish(struct vk_memory *m, struct err *ret_err)
 	return 0;
 }
 
-static int make_memory(struct vk_memory *m, struct err *ret_err)
+static int make_memory(struct vk_memory *m, bool handle_is_dedicated, struct err *ret_err)
 {
 	struct vk_memory_needs needs;
 
@@ -238,11 +261,35 @@ static int make_memory(struct vk_memory *m, struct err *ret_err)
 			", expected at most %" PRIu64,
 			m->name, m->n_bytes, needs.n_bytes, m->d->info.max_alloc_bytes);
 	m->alloc_bytes = needs.n_bytes;
-	m->is_dedicated = needs.wants_dedicated || (m->is_external && m->d->export_is_dedicated);
+	m->is_dedicated = needs.wants_dedicated || (m->handle_bit && handle_is_dedicated);
 	r = allocate_ranked(m, needs.type_bits, ret_err);
 	if (r)
 		return r;
 	return vk_memory_finish(m, ret_err);
+}
+
+/* What is asked for besides bytes of a role. */
+static int check_kind(
+	const struct vk_memory *m, const struct vk_memory_params *params, struct err *ret_err)
+{
+	const struct vk_device_info *info = &m->d->info;
+
+	if (params->is_host && m->role != VK_MEMORY_WEIGHTS)
+		return err_set(ret_err, EINVAL,
+			"memory %s: only weights choose to lie in host memory, %s do not", m->name,
+			vk_memory_role_name(m->role));
+	if (!params->is_exportable)
+		return 0;
+	if (m->role != VK_MEMORY_WEIGHTS && m->role != VK_MEMORY_KV)
+		return err_set(ret_err, EINVAL, "memory %s: %s memory is never exported", m->name,
+			vk_memory_role_name(m->role));
+	if ((unsigned)params->handle >= VK_HANDLE_N)
+		return err_set(ret_err, EINVAL, "memory %s: no handle kind %u", m->name,
+			(unsigned)params->handle);
+	if (params->handle == VK_HANDLE_OPAQUE_FD ? info->has_export_fd : info->has_export_dma_buf)
+		return 0;
+	return err_set(ret_err, ENOTSUP, "memory %s: device %s exports no %s", m->name, info->name,
+		params->handle == VK_HANDLE_OPAQUE_FD ? "opaque descriptors" : "dma-bufs");
 }
 
 int vk_memory_new(struct vk_device *d, const struct vk_memory_params *params, struct err *ret_err,
@@ -253,17 +300,18 @@ int vk_memory_new(struct vk_device *d, const struct vk_memory_params *params, st
 	int r = vk_memory_start(d, params->role, params->name, params->n_bytes, ret_err, &m);
 	if (r)
 		return r;
-	m->is_external = params->is_exportable;
-	if (!params->is_exportable)
-		r = make_memory(m, ret_err);
-	else if (m->role != VK_MEMORY_WEIGHTS && m->role != VK_MEMORY_KV)
-		r = err_set(ret_err, EINVAL, "memory %s: %s memory is never exported", m->name,
-			vk_memory_role_name(m->role));
-	else if (!d->info.has_export_fd)
-		r = err_set(ret_err, ENOTSUP, "memory %s: device %s exports no opaque descriptors",
-			m->name, d->info.name);
-	else
-		r = make_memory(m, ret_err);
+	m->is_host = params->is_host;
+	m->is_mapped = m->is_host || m->role == VK_MEMORY_STAGING || m->role == VK_MEMORY_IO;
+	r = check_kind(m, params, ret_err);
+	if (!r && params->is_exportable) {
+		m->handle_bit = vk_memory_handle_bit(params->handle);
+		r = make_memory(m,
+			d->handle_features[params->handle] &
+				VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT,
+			ret_err);
+	} else if (!r) {
+		r = make_memory(m, false, ret_err);
+	}
 	if (r) {
 		vk_memory_free(m);
 		return r;
@@ -323,8 +371,9 @@ int vk_memory_map(struct vk_memory *m, struct err *ret_err, void **ret_pointer)
 {
 	if (!m->map)
 		return err_set(ret_err, EPERM,
-			"memory %s: %s memory has no host pointer, only staging and io do", m->name,
-			vk_memory_role_name(m->role));
+			"memory %s: %s memory has no host pointer here; only staging, io and host "
+			"weights have one, where they were made",
+			m->name, vk_memory_role_name(m->role));
 	*ret_pointer = m->map;
 	return 0;
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "vk/handle.h"
 
 struct err;
 struct vk_device;
@@ -18,9 +19,8 @@ struct vk_memory;
 
 /*
  * What memory is for decides its heap:
- *	weights  device-local, exportable by weightd, imported by workers
- *	kv       device-local, exportable
- *	scratch  device-local, never mappable, never exported
+ *	weights  device-local, or host-visible with is_host; exportable by weightd, imported by
+ *workers kv       device-local, exportable scratch  device-local, never mappable, never exported
  *	staging  host-visible, coherent: file -> device
  *	io       host-visible, coherent, cached where there is such a type: ids in, logits out
  */
@@ -41,6 +41,10 @@ struct vk_memory_params {
 	uint64_t n_bytes;   /* > 0, at most info.max_alloc_bytes */
 	bool is_exportable; /* weights and kv only */
 	const char *name;   /* for errors and the validation layer; copied */
+	/* Weights only: host-visible, coherent and, where there is such a type, cached memory
+	 * instead of device-local, mapped here and by no importer. */
+	bool is_host;
+	enum vk_handle handle; /* as what it is exportable */
 };
 
 /*
@@ -48,7 +52,8 @@ struct vk_memory_params {
  * without HOST_VISIBLE in the largest heap is taken (a small BAR heap is never taken for the big
  * one). kv and scratch that do not fit there go to host memory and count as spilled. Fails with
  * -ENOMEM and figures in ret_err, -EINVAL for bytes beyond the device's limit, -ENOTSUP for a role
- * or an export that the device has no memory for, VK_DEVICE_LOST.
+ * or an export that the device has no memory for, -ENOTRECOVERABLE when the device is poisoned
+ * (vk/device.h), VK_DEVICE_LOST.
  */
 int must_check vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
 	struct err *ret_err, struct vk_memory **ret_memory);
@@ -56,15 +61,16 @@ int must_check vk_memory_new(struct vk_device *d, const struct vk_memory_params 
 /* No submitted work may use it any more. Accepts NULL; returns NULL. */
 struct vk_memory *vk_memory_free(struct vk_memory *m);
 
-uint64_t vk_memory_get_address(const struct vk_memory *m); /* 256-byte aligned */
+/* 256-byte aligned; of imported host pages as much as the pages are, which is more. */
+uint64_t vk_memory_get_address(const struct vk_memory *m);
 uint64_t vk_memory_get_bytes(const struct vk_memory *m);
 const char *vk_memory_get_name(const struct vk_memory *m);
 uint32_t vk_memory_get_type_index(const struct vk_memory *m);
 uint32_t vk_memory_get_heap_index(const struct vk_memory *m);
 
 /*
- * The host pointer of a staging or io memory, valid as long as the memory. For the other roles
- * -EPERM, and ret_err names the memory.
+ * The host pointer of a staging, io or is_host memory that was made here, valid as long as the
+ * memory. For all others -EPERM, and ret_err names the memory.
  */
 int must_check vk_memory_map(struct vk_memory *m, struct err *ret_err, void **ret_pointer);
 

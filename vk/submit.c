@@ -2,6 +2,8 @@
 #include "vk/submit.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <string.h>
 #include <time.h>
 
 #include "vk/command-internal.h"
@@ -20,25 +22,27 @@ static int refuse_lost(struct err *ret_err)
 	return VK_DEVICE_LOST;
 }
 
-int vk_submit(struct vk_device *d, struct vk_command *const *commands, uint32_t n_commands,
-	struct err *ret_err, uint64_t *ret_ticket)
+static struct vk_queue_state *get_queue(struct vk_device *d, uint64_t ticket)
 {
-	VkCommandBufferSubmitInfo buffers[VK_SUBMIT_MAX_COMMANDS];
-	uint64_t ticket = d->last_ticket + 1;
-	VkSemaphoreSubmitInfo signal = {
-		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO,
-		.semaphore = d->timeline,
-		.value = ticket,
-		.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT,
-	};
-	VkSubmitInfo2 info = {
-		.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2,
-		.commandBufferInfoCount = n_commands,
-		.pCommandBufferInfos = buffers,
-		.signalSemaphoreInfoCount = 1,
-		.pSignalSemaphoreInfos = &signal,
-	};
+	return &d->queues[ticket & VK_SUBMIT_TRANSFER_TICKET ? VK_QUEUE_TRANSFER
+							     : VK_QUEUE_COMPUTE];
+}
 
+static uint64_t get_value(uint64_t ticket)
+{
+	return ticket & ~VK_SUBMIT_TRANSFER_TICKET;
+}
+
+static uint64_t make_ticket(enum vk_queue queue, uint64_t value)
+{
+	return queue == VK_QUEUE_TRANSFER ? VK_SUBMIT_TRANSFER_TICKET | value : value;
+}
+
+static int check_commands(struct vk_device *d, enum vk_queue queue,
+	struct vk_command *const *commands, uint32_t n_commands, struct err *ret_err)
+{
+	if ((unsigned)queue >= VK_QUEUE_N)
+		return err_set(ret_err, EINVAL, "submit: no queue %u", (unsigned)queue);
 	if (n_commands > VK_SUBMIT_MAX_COMMANDS)
 		return err_set(ret_err, EINVAL, "submit: expected at most %d commands, found %u",
 			VK_SUBMIT_MAX_COMMANDS, n_commands);
@@ -47,6 +51,9 @@ int vk_submit(struct vk_device *d, struct vk_command *const *commands, uint32_t 
 	for (uint32_t i = 0; i < n_commands; i++) {
 		if (commands[i]->state != VK_COMMAND_READY)
 			return err_set(ret_err, EINVAL, "submit: command %u was not recorded", i);
+		if (commands[i]->queue != queue)
+			return err_set(
+				ret_err, EINVAL, "submit: command %u is for the other queue", i);
 		for (uint32_t other = 0; other < i; other++)
 			if (commands[other] == commands[i])
 				return err_set(ret_err, EINVAL,
@@ -55,39 +62,110 @@ int vk_submit(struct vk_device *d, struct vk_command *const *commands, uint32_t 
 			return d->is_lost ? refuse_lost(ret_err)
 					  : err_set(ret_err, EBUSY, "submit: command %u still runs",
 						    i);
+	}
+	return 0;
+}
+
+/* The last submission of each queue that is waited for; 0: none. */
+static int find_waits(struct vk_device *d, const uint64_t *waits, uint32_t n_waits,
+	struct err *ret_err, uint64_t ret_values[VK_QUEUE_N])
+{
+	uint64_t values[VK_QUEUE_N] = {0};
+
+	for (uint32_t i = 0; i < n_waits; i++) {
+		const struct vk_queue_state *q = get_queue(d, waits[i]);
+		uint64_t *value = &values[q - d->queues];
+
+		if (get_value(waits[i]) > q->last)
+			return err_set(ret_err, EINVAL,
+				"submit: ticket %" PRIu64 " to wait for was never given",
+				get_value(waits[i]));
+		if (get_value(waits[i]) > *value)
+			*value = get_value(waits[i]);
+	}
+	memcpy(ret_values, values, sizeof(values));
+	return 0;
+}
+
+static VkSemaphoreSubmitInfo semaphore_at(const struct vk_queue_state *q, uint64_t value)
+{
+	return (VkSemaphoreSubmitInfo){
+		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SUBMIT_INFO,
+		.semaphore = q->timeline,
+		.value = value,
+		.stageMask = VK_PIPELINE_STAGE_2_ALL_COMMANDS_BIT,
+	};
+}
+
+int vk_submit_on(struct vk_device *d, enum vk_queue queue, struct vk_command *const *commands,
+	uint32_t n_commands, const uint64_t *waits, uint32_t n_waits, struct err *ret_err,
+	uint64_t *ret_ticket)
+{
+	VkCommandBufferSubmitInfo buffers[VK_SUBMIT_MAX_COMMANDS];
+	VkSemaphoreSubmitInfo wait_infos[VK_QUEUE_N];
+	uint64_t values[VK_QUEUE_N];
+
+	int code = check_commands(d, queue, commands, n_commands, ret_err);
+	if (!code)
+		code = find_waits(d, waits, n_waits, ret_err, values);
+	if (code)
+		return code;
+	struct vk_queue_state *q = &d->queues[queue];
+	VkSemaphoreSubmitInfo signal = semaphore_at(q, q->last + 1);
+	VkSubmitInfo2 info = {
+		.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO_2,
+		.pWaitSemaphoreInfos = wait_infos,
+		.commandBufferInfoCount = n_commands,
+		.pCommandBufferInfos = buffers,
+		.signalSemaphoreInfoCount = 1,
+		.pSignalSemaphoreInfos = &signal,
+	};
+	/* What went before on the same queue is waited for by the barrier that begins a command. */
+	for (int i = 0; i < VK_QUEUE_N; i++)
+		if (i != (int)queue && values[i] > 0)
+			wait_infos[info.waitSemaphoreInfoCount++] =
+				semaphore_at(&d->queues[i], values[i]);
+	for (uint32_t i = 0; i < n_commands; i++)
 		buffers[i] = (VkCommandBufferSubmitInfo){
 			.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_SUBMIT_INFO,
 			.commandBuffer = commands[i]->buffer,
 		};
-	}
-	VkResult r = vk_device_note(d, vkQueueSubmit2(d->queue, 1, &info, VK_NULL_HANDLE));
+	VkResult r = vk_device_note(d, vkQueueSubmit2(q->queue, 1, &info, VK_NULL_HANDLE));
 	if (r != VK_SUCCESS)
 		return vk_result_fail(r, ret_err, "submit of %u commands", n_commands);
+	q->last++;
 	for (uint32_t i = 0; i < n_commands; i++)
-		commands[i]->ticket = ticket;
-	d->last_ticket = ticket;
-	*ret_ticket = ticket;
+		commands[i]->ticket = make_ticket(queue, q->last);
+	*ret_ticket = make_ticket(queue, q->last);
 	return 0;
+}
+
+int vk_submit(struct vk_device *d, struct vk_command *const *commands, uint32_t n_commands,
+	struct err *ret_err, uint64_t *ret_ticket)
+{
+	return vk_submit_on(
+		d, VK_QUEUE_COMPUTE, commands, n_commands, NULL, 0, ret_err, ret_ticket);
 }
 
 bool vk_submit_is_done(struct vk_device *d, uint64_t ticket)
 {
+	struct vk_queue_state *q = get_queue(d, ticket);
 	uint64_t value;
 
 	if (d->is_lost)
 		return false;
-	if (ticket <= d->done_ticket)
+	if (get_value(ticket) <= q->done)
 		return true;
-	VkResult r = vk_device_note(d, vkGetSemaphoreCounterValue(d->device, d->timeline, &value));
+	VkResult r = vk_device_note(d, vkGetSemaphoreCounterValue(d->device, q->timeline, &value));
 	if (r != VK_SUCCESS)
 		return false;
 	/* A lost device may set its semaphores to anything. */
-	if (value > d->last_ticket) {
+	if (value > q->last) {
 		d->is_lost = true;
 		return false;
 	}
-	d->done_ticket = value;
-	return value >= ticket;
+	q->done = value;
+	return value >= get_value(ticket);
 }
 
 static uint64_t now_ns(void)
@@ -100,15 +178,17 @@ static uint64_t now_ns(void)
 
 int vk_submit_wait(struct vk_device *d, uint64_t ticket, uint64_t timeout_ns)
 {
+	const struct vk_queue_state *q = get_queue(d, ticket);
+	uint64_t value = get_value(ticket);
 	VkSemaphoreWaitInfo info = {
 		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
 		.semaphoreCount = 1,
-		.pSemaphores = &d->timeline,
-		.pValues = &ticket,
+		.pSemaphores = &q->timeline,
+		.pValues = &value,
 	};
 	uint64_t start = now_ns(), spent = 0;
 
-	if (ticket > d->last_ticket)
+	if (value > q->last)
 		return -EINVAL;
 	/* A software device computes on the CPU that polling would take from it. */
 	uint64_t poll_ns = d->info.is_software ? 0 : POLL_NS;

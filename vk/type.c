@@ -116,3 +116,15 @@ void vk_type_rank(const VkPhysicalDeviceMemoryProperties *types, uint32_t allowe
 			list.indices[list.n++] = c.index;
 	*ret_list = list;
 }
+
+uint32_t vk_type_find_import(const VkPhysicalDeviceMemoryProperties *types, uint32_t allowed)
+{
+	struct vk_type_list list;
+	struct candidate c;
+
+	allowed &= vk_type_plain_bits(types);
+	vk_type_rank(types, allowed, VK_MEMORY_IO, &list);
+	if (list.n > 0)
+		return list.indices[0];
+	return find_best(types, allowed, 0, 0, 0, 0, &c) ? c.index : VK_MAX_MEMORY_TYPES;
+}

@@ -20,6 +20,12 @@ void vk_type_rank(const VkPhysicalDeviceMemoryProperties *types, uint32_t allowe
 	enum vk_memory_role role, struct vk_type_list *ret_list);
 
 /*
+ * The type for an import whose driver offers several: what the host can see coherently, cached
+ * before uncached, else any. VK_MAX_MEMORY_TYPES when none of them needs no feature.
+ */
+uint32_t vk_type_find_import(const VkPhysicalDeviceMemoryProperties *types, uint32_t allowed);
+
+/*
  * Those of the device's types that need no feature to be used: protected, lazily allocated and
  * device-coherent types do.
  */
