@@ -21,22 +21,40 @@
 /* Most matrices that one dispatch multiplies by the same rows: q, k and v. */
 #define ABI_MATMUL_MAX_PARTS 3
 
+/* Most experts of a layer, and of those that one row takes. */
+#define ABI_MAX_EXPERTS 512
+#define ABI_MAX_EXPERTS_USED 32
+
+/* Rows of a group: all of one expert, multiplied together. */
+#define ABI_GROUP_ROWS 4
+
 /* constant_id: every kernel has the first two. */
 #define ABI_SPEC_LOCAL_SIZE 0 /* invocations of a workgroup: a multiple of the subgroup size */
 #define ABI_SPEC_SUBGROUP 1   /* invocations of a subgroup: 8 to 64 */
 #define ABI_SPEC_KERNEL 2     /* the kernel's own from here on */
 
-/* matmul: rows of W and rows of x of one subgroup's register tile, then what is fused. */
-#define ABI_MATMUL_SPEC_TILE_N (ABI_SPEC_KERNEL + 0)
-#define ABI_MATMUL_SPEC_TILE_M (ABI_SPEC_KERNEL + 1)
-#define ABI_MATMUL_SPEC_NORM (ABI_SPEC_KERNEL + 2)   /* 1: x is RMS-normalised on the way in */
-#define ABI_MATMUL_SPEC_GATHER (ABI_SPEC_KERNEL + 3) /* 1: row i of x is x[want[i]] */
-#define ABI_MATMUL_SPEC_FINISH (ABI_SPEC_KERNEL + 4) /* ABI_MATMUL_FINISH_* */
+/* A tile (tile.glsl): rows of W and rows of x of one subgroup's registers, then what is fused. */
+#define ABI_TILE_SPEC_N (ABI_SPEC_KERNEL + 0)
+#define ABI_TILE_SPEC_M (ABI_SPEC_KERNEL + 1)
+#define ABI_TILE_SPEC_NORM (ABI_SPEC_KERNEL + 2)   /* 1: x is RMS-normalised on the way in */
+#define ABI_TILE_SPEC_FINISH (ABI_SPEC_KERNEL + 3) /* ABI_TILE_FINISH_* */
+#define ABI_TILE_SPEC_UNROLL (ABI_SPEC_KERNEL + 4) /* units of k whose loads do not wait */
+#define ABI_TILE_SPEC_KERNEL (ABI_SPEC_KERNEL + 5) /* the kernel's own from here on */
 
-#define ABI_MATMUL_FINISH_STORE 0  /* y = W x */
-#define ABI_MATMUL_FINISH_ADD 1    /* y = r + W x */
-#define ABI_MATMUL_FINISH_GATE 2   /* y = silu(r) * W x */
-#define ABI_MATMUL_FINISH_SWIGLU 3 /* y = silu(W[0] x) * W[1] x */
+#define ABI_TILE_FINISH_STORE 0  /* y = W x */
+#define ABI_TILE_FINISH_ADD 1    /* y = r + W x */
+#define ABI_TILE_FINISH_GATE 2   /* y = silu(r) * W x */
+#define ABI_TILE_FINISH_SWIGLU 3 /* y = silu(W[0] x) * W[1] x */
+#define ABI_TILE_FINISH_MIX 4    /* y = y + sum over a row's experts of weight * W x */
+
+#define ABI_MATMUL_SPEC_GATHER (ABI_TILE_SPEC_KERNEL + 0) /* 1: row i of x is x[want[i]] */
+
+#define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
+
+/* Which rows a tile of experts has. */
+#define ABI_EXPERTS_ROWS_CHOICE 0 /* one, of one of its experts, which the choice says */
+#define ABI_EXPERTS_ROWS_ROUTE 1  /* the same, chosen from the logits on the way; MIX: no such */
+#define ABI_EXPERTS_ROWS_GROUP 2  /* of a group, all of one expert */
 
 /* attention: query heads of one subgroup, all of the same key head. */
 #define ABI_ATTENTION_SPEC_HEADS (ABI_SPEC_KERNEL + 0)
@@ -101,6 +119,125 @@ struct abi_attention {
 	ABI_U32 n_slot_pages;
 	ABI_U32 layer;
 	ABI_F32 scale; /* 1 / sqrt(head_dim) */
+};
+
+/* An expert that a row takes, and how much of it. */
+struct abi_choice {
+	ABI_U32 expert;
+	ABI_F32 weight;
+};
+
+/* Pairs [first, first + n) of the sorted ones, of one expert; n is 0 in a slot that is not used. */
+struct abi_group {
+	ABI_U32 expert;
+	ABI_U32 first;
+	ABI_U32 n; /* at most ABI_GROUP_ROWS */
+};
+
+struct abi_route {
+	ABI_ADDRESS logits; /* [m][n_expert] f32 */
+	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+};
+
+struct abi_group_push {
+	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
+	ABI_ADDRESS pairs;  /* [m * n_used] u32: row * n_used + rank, sorted by expert */
+	ABI_ADDRESS groups; /* [m * n_used / ABI_GROUP_ROWS + n_expert] struct abi_group */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+};
+
+struct abi_experts {
+	ABI_ADDRESS w[2];   /* [n_expert] u64 each: where an expert's [n][k] begins */
+	ABI_ADDRESS x;      /* [m * n_used / x_share][k] f32 */
+	ABI_ADDRESS y;      /* [m * n_used][n] f32; with MIX [m][n], added to */
+	ABI_ADDRESS gain;   /* [k] f32 with NORM */
+	ABI_ADDRESS logits; /* [m][n_expert] f32 with ROUTE */
+	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice; written with ROUTE */
+	ABI_ADDRESS pairs;  /* with GROUP, see abi_group_push */
+	ABI_ADDRESS groups; /* with GROUP */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n;
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
+	ABI_F32 eps;
+	ABI_U32 pad;
+};
+
+struct abi_mix {
+	ABI_ADDRESS z;      /* [m * n_used][n] f32 */
+	ABI_ADDRESS y;      /* [m][n] f32, added to */
+	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n;
+	ABI_U32 n_used;
+};
+
+struct abi_memory {
+	ABI_ADDRESS src; /* [n] units of 16 bytes */
+	ABI_ADDRESS dst; /* the same, or one word */
+	ABI_U32 n;
+	ABI_U32 pad;
+};
+
+/*
+ * The cache of a layer's experts: where their matrices are in host memory, and the slots of device
+ * memory for some of them. Parts are gate, up and down.
+ */
+#define ABI_CACHE_PARTS 3
+#define ABI_CACHE_NO_EXPERT 0xffffffffu
+
+struct abi_cache_layer {
+	ABI_ADDRESS tables[ABI_CACHE_PARTS];   /* [n_expert] u64 each, which abi_experts.w reads */
+	ABI_ADDRESS home[ABI_CACHE_PARTS];     /* [n_expert][n_part_bytes] */
+	ABI_ADDRESS slots;                     /* [n_slots][n_slot_bytes] */
+	ABI_U32 n_part_bytes[ABI_CACHE_PARTS]; /* multiples of 16 */
+	ABI_U32 part_at[ABI_CACHE_PARTS];      /* in a slot */
+	ABI_U32 n_slot_bytes;
+	ABI_U32 pad;
+};
+
+struct abi_cache_slot {
+	ABI_U32 expert; /* or ABI_CACHE_NO_EXPERT */
+	ABI_U32 used;   /* the clock of the step that used it last */
+};
+
+struct abi_cache_miss {
+	ABI_U32 expert;
+	ABI_U32 slot;
+};
+
+struct abi_cache_state {
+	ABI_U32 clock; /* steps so far; a slot's `used` is one of them, or 0 */
+	ABI_U32 n_misses;
+};
+
+/* In io memory. Experts that steps wanted, each counted once a step where it had a slot. */
+struct abi_cache_counts {
+	ABI_U32 n_found;   /* in a slot */
+	ABI_U32 n_fetched; /* into one */
+	ABI_U32 n_direct;  /* read where they are, all slots being in use; counted by pair */
+	ABI_U32 pad;
+};
+
+/* Both kernels of the cache. */
+struct abi_cache {
+	ABI_ADDRESS layer;  /* struct abi_cache_layer */
+	ABI_ADDRESS state;  /* struct abi_cache_state */
+	ABI_ADDRESS slots;  /* [n_slots] struct abi_cache_slot */
+	ABI_ADDRESS misses; /* [n_slots] struct abi_cache_miss */
+	ABI_ADDRESS counts; /* struct abi_cache_counts */
+	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n_slots;
+	ABI_U32 n_used;
 };
 
 /* Positions of a page; the same as KV_PAGE_TOKENS of workerd/kv.h. */

@@ -71,6 +71,16 @@ float sum_lanes(float v)
 	return v;
 }
 
+uint sum_lanes(uint v)
+{
+	[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
+		uint d = SUBGROUP >> level;
+		if (d > 0)
+			v += subgroupShuffleXor(v, d);
+	}
+	return v;
+}
+
 /* 1 / sqrt(mean of the squares + eps), of their sum over a row of k. */
 float norm_scale(float squares, uint k, float eps)
 {

@@ -10,6 +10,7 @@
  * row element() says. load_raw() fetches the words of a unit, decode() turns them into numbers. All of it coalesces: neighbouring lanes read neighbouring words.
  *
  *	F32      any k
+ *	F32_X4   k % 4 == 0: four words a lane
  *	F16      any k, rows 2-byte aligned
  *	F16_X2   k even, rows 4-byte aligned: a word a lane
  *	Q8_0     k % 32 == 0: 34-byte blocks {f16 d, i8 q[32]}, w = d q, read as 16-bit words
@@ -21,6 +22,9 @@
 #if defined(DTYPE_F32) || defined(DTYPE_F16)
 #define N_ELEMENTS 1
 #define N_RAW 1
+#elif defined(DTYPE_F32_X4)
+#define N_ELEMENTS 4
+#define N_RAW 4
 #elif defined(DTYPE_F16_X2)
 #define N_ELEMENTS 2
 #define N_RAW 1
@@ -60,7 +64,9 @@ uint unit_stride()
 
 uint n_units(uint k)
 {
-#if defined(DTYPE_F16_X2)
+#if defined(DTYPE_F32_X4)
+	return k / 4;
+#elif defined(DTYPE_F16_X2)
 	return k / 2;
 #elif defined(DTYPE_Q8_0)
 	return k / 32;
@@ -74,7 +80,9 @@ uint n_units(uint k)
 /* Element e of the lane's share of a unit: its index in the row. */
 uint element(uint unit, int e)
 {
-#if defined(DTYPE_F16_X2)
+#if defined(DTYPE_F32_X4)
+	return 4 * unit + e;
+#elif defined(DTYPE_F16_X2)
 	return 2 * unit + e;
 #elif defined(DTYPE_Q8_0)
 	return 32 * unit + 4 * (lane() % 8) + e;
@@ -93,6 +101,9 @@ void load_raw(uvec2 row, uint unit, out uint raw[N_RAW])
 {
 #if defined(DTYPE_F32) || defined(DTYPE_F16_X2)
 	raw[0] = Words(row).at[unit];
+#elif defined(DTYPE_F32_X4)
+	[[unroll]] for (int e = 0; e < 4; e++)
+		raw[e] = Words(row).at[4 * unit + e];
 #elif defined(DTYPE_F16)
 	raw[0] = uint(Halves(row).at[unit]);
 #elif defined(DTYPE_Q8_0)
@@ -130,6 +141,9 @@ void decode(uint raw[N_RAW], uint shared_words, uint r, out float w[N_ELEMENTS])
 {
 #if defined(DTYPE_F32)
 	w[0] = uintBitsToFloat(raw[0]);
+#elif defined(DTYPE_F32_X4)
+	[[unroll]] for (int e = 0; e < 4; e++)
+		w[e] = uintBitsToFloat(raw[e]);
 #elif defined(DTYPE_F16)
 	w[0] = half_low(raw[0]);
 #elif defined(DTYPE_F16_X2)

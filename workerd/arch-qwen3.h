@@ -3,16 +3,10 @@
 #define WORKERD_ARCH_QWEN3_H
 
 /*
- * qwen3, the dense model, as llama.cpp computes it:
+ * qwen3, the dense model, as llama.cpp computes it (workerd/arch-stack.h), with
  *
- *	x = token_embd[token]
- *	of each layer:
- *		q, k, v = W h,  h = rms_norm(x) attn_norm
- *		q, k = rope(rms_norm of each head with attn_q_norm, attn_k_norm)
- *		x = x + attn_output attention(q, keys, values)
- *		h = rms_norm(x) ffn_norm
- *		x = x + ffn_down (silu(ffn_gate h) * (ffn_up h))
- *	logits = output (rms_norm(x) output_norm), output being token_embd where the file has none
+ *	h = rms_norm(x) ffn_norm
+ *	x = x + ffn_down (silu(ffn_gate h) * (ffn_up h))
  */
 #include "proto/util/cleanup.h"
 

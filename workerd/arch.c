@@ -7,10 +7,12 @@
 #include "proto/manifest.h"
 #include "proto/util/err.h"
 #include "workerd/arch-qwen3.h"
+#include "workerd/arch-qwen3moe.h"
 #include "workerd/weights.h"
 
 static const struct arch archs[] = {
 	{"qwen3", arch_qwen3_build},
+	{"qwen3moe", arch_qwen3moe_build},
 };
 
 int arch_find(const struct weights *w, struct err *ret_err, const struct arch **ret_arch)
@@ -24,6 +26,6 @@ int arch_find(const struct weights *w, struct err *ret_err, const struct arch **
 			return 0;
 		}
 	}
-	return err_set(ret_err, ENOTSUP, "architecture: expected qwen3, found %.*s",
+	return err_set(ret_err, ENOTSUP, "architecture: expected qwen3 or qwen3moe, found %.*s",
 		(int)(s.n_bytes < 64 ? s.n_bytes : 64), (const char *)name);
 }

@@ -43,6 +43,21 @@ int graph_add_value(
 	return 0;
 }
 
+void graph_extend_value(struct graph *g, uint32_t value, uint32_t n_extra)
+{
+	assert(value < g->n_values);
+	g->values[value].n_extra = n_extra;
+}
+
+uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w)
+{
+	uint32_t table = g->n_table_entries;
+
+	assert(w->ne[2] <= ABI_MAX_EXPERTS);
+	g->n_table_entries += (uint32_t)w->ne[2];
+	return table;
+}
+
 static void use(struct graph *g, uint32_t value, bool is_written)
 {
 	if (value == GRAPH_NONE)
@@ -53,6 +68,15 @@ static void use(struct graph *g, uint32_t value, bool is_written)
 		v->first_op = g->n_ops;
 	v->is_used = true;
 	v->last_op = g->n_ops;
+}
+
+static void use_routing(struct graph *g, const struct graph_routing *r, bool is_written)
+{
+	/* Experts of few rows read the logits once more, see workerd/ops/experts.h. */
+	use(g, r->logits, false);
+	use(g, r->choice, is_written);
+	use(g, r->pairs, is_written);
+	use(g, r->groups, is_written);
 }
 
 int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err)
@@ -72,9 +96,49 @@ int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err
 		use(g, op->attention.qkv, false);
 		use(g, op->attention.y, true);
 		break;
+	case GRAPH_ROUTE: use_routing(g, &op->route, true); break;
+	case GRAPH_EXPERTS:
+		use(g, op->experts.x, false);
+		use_routing(g, &op->experts.routing, false);
+		use(g, op->experts.y, true);
+		use(g, op->experts.z, true);
+		break;
 	}
 	g->ops[g->n_ops++] = *op;
 	return 0;
+}
+
+static void add_tensor(struct weights_tensor *t, struct weights_tensor **tensors, uint32_t *n)
+{
+	if (t->address)
+		tensors[(*n)++] = t;
+}
+
+uint32_t graph_op_get_tensors(
+	struct graph_op *op, struct weights_tensor *ret_tensors[GRAPH_MAX_OP_TENSORS])
+{
+	uint32_t n = 0;
+
+	switch (op->kind) {
+	case GRAPH_EMBED: add_tensor(&op->embed.w, ret_tensors, &n); break;
+	case GRAPH_MATMUL:
+		for (uint32_t i = 0; i < op->matmul.n_parts; i++)
+			add_tensor(&op->matmul.w[i], ret_tensors, &n);
+		add_tensor(&op->matmul.gain, ret_tensors, &n);
+		break;
+	case GRAPH_ROPE_KV:
+		add_tensor(&op->rope_kv.q_gain, ret_tensors, &n);
+		add_tensor(&op->rope_kv.k_gain, ret_tensors, &n);
+		break;
+	case GRAPH_ATTENTION:
+	case GRAPH_ROUTE: break;
+	case GRAPH_EXPERTS:
+		for (uint32_t i = 0; i < op->experts.n_parts; i++)
+			add_tensor(&op->experts.w[i], ret_tensors, &n);
+		add_tensor(&op->experts.gain, ret_tensors, &n);
+		break;
+	}
+	return n;
 }
 
 static bool is_placed(const struct graph_value *v)
@@ -84,7 +148,7 @@ static bool is_placed(const struct graph_value *v)
 
 static uint64_t value_bytes(const struct graph_value *v, uint32_t n_rows)
 {
-	return 4ull * v->width * n_rows;
+	return 4 * ((uint64_t)v->width * n_rows + v->n_extra);
 }
 
 /* The lowest offset where v meets none of the values before it that live when it does. */
@@ -126,4 +190,19 @@ int graph_place(struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t 
 	}
 	*ret_bytes = n_bytes;
 	return 0;
+}
+
+void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses)
+{
+	for (uint32_t i = 0; i < g->n_ops; i++) {
+		const struct graph_op *op = &g->ops[i];
+		if (op->kind != GRAPH_EXPERTS)
+			continue;
+		for (uint32_t part = 0; part < op->experts.n_parts; part++) {
+			const struct weights_tensor *w = &op->experts.w[part];
+			for (uint64_t e = 0; e < w->ne[2]; e++)
+				ret_addresses[op->experts.tables[part] + e] =
+					w->address + e * (w->n_bytes / w->ne[2]);
+		}
+	}
 }

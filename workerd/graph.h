@@ -12,23 +12,44 @@
 
 #include "proto/util/cleanup.h"
 #include "shaders/abi.h"
+#include "workerd/ops/experts.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/weights.h"
 
 struct err;
 
-enum { GRAPH_NONE = UINT32_MAX }; /* no such value */
+enum {
+	GRAPH_NONE = UINT32_MAX,  /* no such value */
+	GRAPH_MAX_OP_TENSORS = 8, /* that one op reads */
+};
 
 struct graph_value {
-	uint32_t width; /* floats a row */
-	bool is_logits; /* in io memory, read by the host; the others are scratch */
+	uint32_t width;   /* words of 4 bytes a row */
+	uint32_t n_extra; /* and however many rows */
+	bool is_logits;   /* in io memory, read by the host; the others are scratch */
 	bool is_used;
 	uint32_t first_op; /* that writes it */
 	uint32_t last_op;  /* that reads or writes it */
 	uint64_t offset;   /* in scratch, bytes; after graph_place */
 };
 
-enum graph_op_kind { GRAPH_EMBED, GRAPH_MATMUL, GRAPH_ROPE_KV, GRAPH_ATTENTION };
+enum graph_op_kind {
+	GRAPH_EMBED,
+	GRAPH_MATMUL,
+	GRAPH_ROPE_KV,
+	GRAPH_ATTENTION,
+	GRAPH_ROUTE,
+	GRAPH_EXPERTS,
+};
+
+/* What a layer's rows choose of its experts, see shaders/abi.h. */
+struct graph_routing {
+	uint32_t logits; /* [m][n_expert] f32 */
+	uint32_t choice; /* [m][n_expert_used] struct abi_choice */
+	uint32_t pairs;  /* [m * n_expert_used] u32 */
+	uint32_t groups; /* struct abi_group, see op_group_count_slots */
+	uint32_t cache;  /* see expert-cache.h; GRAPH_NONE: the layer has none */
+};
 
 /* Values are ids; gains are [k] f32 with address 0 where there is no norm. */
 struct graph_op {
@@ -59,6 +80,18 @@ struct graph_op {
 			uint32_t y;
 			uint32_t layer;
 		} attention;
+		struct graph_routing route; /* logits are read, the rest is written */
+		struct {
+			uint32_t n_parts;
+			struct weights_tensor w[OP_EXPERTS_MAX_PARTS];
+			uint32_t tables[OP_EXPERTS_MAX_PARTS]; /* see graph_fill_tables */
+			struct weights_tensor gain;
+			struct graph_routing routing;
+			uint32_t x;
+			uint32_t y;
+			uint32_t z; /* with MIX, [m][n_expert_used * n]; else GRAPH_NONE */
+			enum op_experts_finish finish;
+		} experts;
 	};
 };
 
@@ -70,10 +103,13 @@ struct graph {
 	uint32_t n_rot;
 	float rope_base;
 	float eps;
+	uint32_t n_expert; /* 0: the model has none */
+	uint32_t n_expert_used;
 
 	uint32_t n_values;
 	uint32_t n_values_room;
 	struct graph_value *values;
+	uint32_t n_table_entries;
 	uint32_t n_ops;
 	uint32_t n_ops_room;
 	struct graph_op *ops;
@@ -85,8 +121,18 @@ void graph_fini(struct graph *g);
 int must_check graph_add_value(
 	struct graph *g, uint32_t width, bool is_logits, struct err *ret_err, uint32_t *ret_value);
 
+/* n_extra words behind those of the rows. */
+void graph_extend_value(struct graph *g, uint32_t value, uint32_t n_extra);
+
+/* A place for the addresses of a tensor's ne[2] matrices, for an op's tables. */
+uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w);
+
 /* Appends a copy of op; every value it reads has been written. -ENOMEM. */
 int must_check graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err);
+
+/* The tensors that the op reads; those that it could have and has not are left out. */
+uint32_t graph_op_get_tensors(
+	struct graph_op *op, struct weights_tensor *ret_tensors[GRAPH_MAX_OP_TENSORS]);
 
 /*
  * Gives each value its place for up to n_rows rows: 256-byte aligned, the lowest place that is free
@@ -94,5 +140,8 @@ int must_check graph_add_op(struct graph *g, const struct graph_op *op, struct e
  */
 int must_check graph_place(
 	struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes);
+
+/* Where each expert's matrices begin, as the ops have their tensors: [n_table_entries]. */
+void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses);
 
 #endif

@@ -6,9 +6,13 @@
 #include "vk/command.h"
 #include "workerd/graph.h"
 #include "workerd/ops/attention.h"
+#include "workerd/ops/cache.h"
 #include "workerd/ops/embed.h"
+#include "workerd/ops/experts.h"
+#include "workerd/ops/group.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/rope-kv.h"
+#include "workerd/ops/route.h"
 
 struct recorder {
 	const struct graph *g;
@@ -31,7 +35,7 @@ static int record_embed(const struct recorder *r, const struct graph_op *op)
 {
 	struct op_embed_params params = {
 		.w = op->embed.w,
-		.rows = r->a->rows,
+		.rows = r->a->embed_rows ? r->a->embed_rows : r->a->rows,
 		.m = r->a->n_rows,
 		.y = value_address(r, op->embed.y),
 		.n_rows = r->n_rows,
@@ -102,6 +106,82 @@ static int record_attention(const struct recorder *r, const struct graph_op *op)
 	return op_attention_record(r->pool, r->c, &params, r->err);
 }
 
+/* The cache of the layer's experts, NULL where it has none. */
+static const struct op_cache_layer *find_cache(
+	const struct recorder *r, const struct graph_routing *routing)
+{
+	return r->a->expert_caches && routing->cache != GRAPH_NONE
+		       ? &r->a->expert_caches[routing->cache]
+		       : NULL;
+}
+
+/* Few rows need none of it, unless there is a cache to be filled: they choose on the way. */
+static int record_route(const struct recorder *r, const struct graph_op *op)
+{
+	struct op_route_params route = {
+		.logits = value_address(r, op->route.logits),
+		.choice = value_address(r, op->route.choice),
+		.m = r->a->n_rows,
+		.n_expert = r->g->n_expert,
+		.n_used = r->g->n_expert_used,
+		.n_rows = r->n_rows,
+	};
+	struct op_group_params group = {
+		.choice = route.choice,
+		.pairs = value_address(r, op->route.pairs),
+		.groups = value_address(r, op->route.groups),
+		.m = route.m,
+		.n_expert = route.n_expert,
+		.n_used = route.n_used,
+		.n_rows = route.n_rows,
+	};
+
+	struct op_cache_params cache = {
+		.layer = find_cache(r, &op->route),
+		.choice = route.choice,
+		.m = route.m,
+		.n_used = route.n_used,
+		.n_rows = r->n_rows,
+	};
+	bool is_grouped = op_experts_is_grouped(r->n_rows, route.n_expert, route.n_used);
+
+	if (!is_grouped && !cache.layer)
+		return 0;
+	int rc = op_route_record(r->pool, r->c, &route, r->err);
+	if (rc)
+		return rc;
+	vk_command_barrier(r->c);
+	return is_grouped ? op_group_record(r->pool, r->c, &group, r->err)
+			  : op_cache_record(r->pool, r->c, &cache, r->err);
+}
+
+static int record_experts(const struct recorder *r, const struct graph_op *op)
+{
+	const struct graph_routing *routing = &op->experts.routing;
+	struct op_experts_params params = {
+		.finish = op->experts.finish,
+		.x = value_address(r, op->experts.x),
+		.y = value_address(r, op->experts.y),
+		.z = value_address(r, op->experts.z),
+		.gain = op->experts.gain.address,
+		.logits = value_address(r, routing->logits),
+		.choice = value_address(r, routing->choice),
+		.pairs = value_address(r, routing->pairs),
+		.groups = value_address(r, routing->groups),
+		.m = r->a->n_rows,
+		.n_used = r->g->n_expert_used,
+		.is_routed = find_cache(r, routing) != NULL,
+		.eps = r->g->eps,
+		.n_rows = r->n_rows,
+	};
+
+	for (uint32_t i = 0; i < op->experts.n_parts; i++) {
+		params.w[i] = op->experts.w[i];
+		params.tables[i] = r->a->expert_tables + sizeof(uint64_t) * op->experts.tables[i];
+	}
+	return op_experts_record(r->pool, r->c, &params, r->err);
+}
+
 static int record_op(const struct recorder *r, const struct graph_op *op)
 {
 	switch (op->kind) {
@@ -109,24 +189,29 @@ static int record_op(const struct recorder *r, const struct graph_op *op)
 	case GRAPH_MATMUL: return record_matmul(r, op);
 	case GRAPH_ROPE_KV: return record_rope_kv(r, op);
 	case GRAPH_ATTENTION: return record_attention(r, op);
+	case GRAPH_ROUTE: return record_route(r, op);
+	case GRAPH_EXPERTS: return record_experts(r, op);
 	}
 	return -EINVAL;
 }
 
 int record_graph(const struct graph *g, const struct record_addresses *a, struct op_pool *pool,
-	uint32_t n_rows, bool is_head, struct err *ret_err, struct vk_command *c)
+	uint32_t n_rows, const struct record_range *range, struct err *ret_err,
+	struct vk_command *c)
 {
 	const struct recorder recorder = {
 		.g = g, .a = a, .pool = pool, .c = c, .err = ret_err, .n_rows = n_rows};
 
 	vk_command_begin(c);
-	for (uint32_t i = 0; i < g->n_ops; i++) {
-		if (g->ops[i].is_head != is_head)
+	for (uint32_t i = range->first; i < range->end; i++) {
+		if (g->ops[i].is_head != range->is_head)
 			continue;
+		uint32_t n_before = vk_command_get_n_dispatches(c);
 		int r = record_op(&recorder, &g->ops[i]);
 		if (r)
 			return r;
-		vk_command_barrier(c);
+		if (vk_command_get_n_dispatches(c) > n_before)
+			vk_command_barrier(c);
 	}
 	vk_command_host_barrier(c);
 	return vk_command_end(c, ret_err);

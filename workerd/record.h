@@ -10,6 +10,7 @@
 
 struct err;
 struct graph;
+struct op_cache_layer;
 struct op_pool;
 struct vk_command;
 
@@ -24,15 +25,24 @@ struct record_addresses {
 	uint64_t turns;   /* [n_rot / 2] u64 */
 	uint64_t table;   /* [n_slots][n_slot_pages] u64 */
 	uint32_t n_slot_pages;
+	uint64_t expert_tables; /* [n_table_entries] u64, see graph_fill_tables; of this graph */
+	const struct op_cache_layer *expert_caches; /* by graph_routing.cache; NULL: none is used */
+	uint64_t embed_rows;                        /* as rows, for the embedding alone; 0: rows */
+};
+
+/* Of the ops [first, end) those of the head, or all others. */
+struct record_range {
+	uint32_t first;
+	uint32_t end;
+	bool is_head;
 };
 
 /*
- * Begins c, records the graph's ops for up to n_rows rows (the head's, or all others) with the
- * barriers between them, and ends it; the host may read the logits when the head is done.
- * Errors of the ops, with ret_err.
+ * Begins c, records the range's ops for up to n_rows rows with the barriers between them, and ends
+ * it; the host may read the logits when the head is done. Errors of the ops, with ret_err.
  */
 int must_check record_graph(const struct graph *g, const struct record_addresses *a,
-	struct op_pool *pool, uint32_t n_rows, bool is_head, struct err *ret_err,
-	struct vk_command *c);
+	struct op_pool *pool, uint32_t n_rows, const struct record_range *range,
+	struct err *ret_err, struct vk_command *c);
 
 #endif

@@ -451,19 +451,37 @@ static void set_tokenizer(struct gguf_build *b, uint32_t n_vocab)
 
 static void set_hparams(struct gguf_build *b, const struct gguf_build_shape *s)
 {
-	gguf_build_set_string(b, "general.architecture", "qwen3");
+	const char *arch = s->n_expert ? "qwen3moe" : "qwen3";
+	const struct {
+		const char *name;
+		uint32_t value;
+	} counts[] = {
+		{"block_count", s->n_layers},
+		{"context_length", s->n_ctx},
+		{"embedding_length", s->n_embd},
+		{"feed_forward_length", s->n_ff},
+		{"attention.head_count", s->n_head},
+		{"attention.head_count_kv", s->n_head_kv},
+		{"attention.key_length", s->head_dim},
+		{"attention.value_length", s->head_dim},
+		{"vocab_size", s->n_vocab},
+		{"expert_count", s->n_expert},
+		{"expert_used_count", s->n_expert_used},
+		{"expert_feed_forward_length", s->n_ff_expert},
+	};
+	const size_t n_dense = sizeof(counts) / sizeof(counts[0]) - 3;
+	char key[64];
+
+	gguf_build_set_string(b, "general.architecture", arch);
 	gguf_build_set_string(b, "general.name", "random weights");
-	gguf_build_set_u32(b, "qwen3.block_count", s->n_layers);
-	gguf_build_set_u32(b, "qwen3.context_length", s->n_ctx);
-	gguf_build_set_u32(b, "qwen3.embedding_length", s->n_embd);
-	gguf_build_set_u32(b, "qwen3.feed_forward_length", s->n_ff);
-	gguf_build_set_u32(b, "qwen3.attention.head_count", s->n_head);
-	gguf_build_set_u32(b, "qwen3.attention.head_count_kv", s->n_head_kv);
-	gguf_build_set_u32(b, "qwen3.attention.key_length", s->head_dim);
-	gguf_build_set_u32(b, "qwen3.attention.value_length", s->head_dim);
-	gguf_build_set_f32(b, "qwen3.attention.layer_norm_rms_epsilon", 1e-6f);
-	gguf_build_set_f32(b, "qwen3.rope.freq_base", 1e6f);
-	gguf_build_set_u32(b, "qwen3.vocab_size", s->n_vocab);
+	for (size_t i = 0; i < n_dense + (s->n_expert ? 3 : 0); i++) {
+		snprintf(key, sizeof(key), "%s.%s", arch, counts[i].name);
+		gguf_build_set_u32(b, key, counts[i].value);
+	}
+	snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
+	gguf_build_set_f32(b, key, 1e-6f);
+	snprintf(key, sizeof(key), "%s.rope.freq_base", arch);
+	gguf_build_set_f32(b, key, 1e6f);
 }
 
 static void add_matrix(
@@ -477,35 +495,62 @@ static void add_norm(struct gguf_build *b, const char *name, uint64_t n)
 	gguf_build_add_tensor(b, name, DTYPE_F32, 1, &n);
 }
 
+/* A tensor of a layer; n_out 0: a norm, n_matrices 0: one matrix. */
+struct layer_row {
+	const char *name;
+	uint64_t n_in, n_out, n_matrices;
+	bool is_router; /* F32 always */
+};
+
+static void add_rows(struct gguf_build *b, const struct gguf_build_shape *s, uint32_t layer,
+	const struct layer_row *rows, size_t n_rows)
+{
+	char name[64];
+
+	for (size_t i = 0; i < n_rows; i++) {
+		const struct layer_row *r = &rows[i];
+		snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, r->name);
+		if (r->n_matrices)
+			gguf_build_add_tensor(b, name, s->type, 3,
+				(uint64_t[]){r->n_in, r->n_out, r->n_matrices});
+		else if (r->n_out)
+			add_matrix(b, name, r->is_router ? DTYPE_F32 : s->type, r->n_in, r->n_out);
+		else
+			add_norm(b, name, r->n_in);
+	}
+}
+
 static void add_layer(struct gguf_build *b, const struct gguf_build_shape *s, uint32_t layer)
 {
 	const uint64_t n_q = (uint64_t)s->n_head * s->head_dim;
 	const uint64_t n_kv = (uint64_t)s->n_head_kv * s->head_dim;
-	const struct {
-		const char *name;
-		uint64_t n_in, n_out; /* n_out 0: a norm */
-	} rows[] = {
-		{"attn_norm", s->n_embd, 0},
-		{"attn_q", s->n_embd, n_q},
-		{"attn_k", s->n_embd, n_kv},
-		{"attn_v", s->n_embd, n_kv},
-		{"attn_output", n_q, s->n_embd},
-		{"attn_q_norm", s->head_dim, 0},
-		{"attn_k_norm", s->head_dim, 0},
-		{"ffn_norm", s->n_embd, 0},
-		{"ffn_gate", s->n_embd, s->n_ff},
-		{"ffn_up", s->n_embd, s->n_ff},
-		{"ffn_down", s->n_ff, s->n_embd},
+	const struct layer_row rows[] = {
+		{"attn_norm", s->n_embd, 0, 0, false},
+		{"attn_q", s->n_embd, n_q, 0, false},
+		{"attn_k", s->n_embd, n_kv, 0, false},
+		{"attn_v", s->n_embd, n_kv, 0, false},
+		{"attn_output", n_q, s->n_embd, 0, false},
+		{"attn_q_norm", s->head_dim, 0, 0, false},
+		{"attn_k_norm", s->head_dim, 0, 0, false},
+		{"ffn_norm", s->n_embd, 0, 0, false},
 	};
-	char name[64];
+	const struct layer_row dense[] = {
+		{"ffn_gate", s->n_embd, s->n_ff, 0, false},
+		{"ffn_up", s->n_embd, s->n_ff, 0, false},
+		{"ffn_down", s->n_ff, s->n_embd, 0, false},
+	};
+	const struct layer_row mixture[] = {
+		{"ffn_gate_inp", s->n_embd, s->n_expert, 0, true},
+		{"ffn_gate_exps", s->n_embd, s->n_ff_expert, s->n_expert, false},
+		{"ffn_up_exps", s->n_embd, s->n_ff_expert, s->n_expert, false},
+		{"ffn_down_exps", s->n_ff_expert, s->n_embd, s->n_expert, false},
+	};
 
-	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, rows[i].name);
-		if (rows[i].n_out)
-			add_matrix(b, name, s->type, rows[i].n_in, rows[i].n_out);
-		else
-			add_norm(b, name, rows[i].n_in);
-	}
+	add_rows(b, s, layer, rows, sizeof(rows) / sizeof(rows[0]));
+	if (s->n_expert)
+		add_rows(b, s, layer, mixture, sizeof(mixture) / sizeof(mixture[0]));
+	else
+		add_rows(b, s, layer, dense, sizeof(dense) / sizeof(dense[0]));
 }
 
 static uint32_t or_default(uint32_t v, uint32_t fallback)
@@ -525,6 +570,10 @@ struct gguf_build_shape gguf_build_complete_shape(const struct gguf_build_shape 
 	s.n_head_kv = or_default(s.n_head_kv, 1);
 	s.head_dim = or_default(s.head_dim, 16);
 	s.n_vocab = or_default(s.n_vocab, s.no_tokenizer ? 4 : 264);
+	if (s.n_expert) {
+		s.n_expert_used = or_default(s.n_expert_used, 1);
+		s.n_ff_expert = or_default(s.n_ff_expert, 32);
+	}
 	s.seed = s.seed ? s.seed : 1;
 	return s;
 }

@@ -41,7 +41,10 @@ struct gguf_build {
 	uint64_t seed; /* of the weights */
 };
 
-/* A qwen3 model; members that are 0 take a tiny value, see gguf-build.c. */
+/*
+ * A qwen3 model, or with n_expert a qwen3moe one; members that are 0 take a tiny value, see
+ * gguf-build.c.
+ */
 struct gguf_build_shape {
 	uint32_t n_layers;
 	uint32_t n_ctx;
@@ -50,8 +53,11 @@ struct gguf_build_shape {
 	uint32_t n_head;
 	uint32_t n_head_kv;
 	uint32_t head_dim;
-	uint32_t n_vocab; /* at least 259 with a tokenizer: bytes and special tokens */
-	uint32_t type;    /* dtype id of the matrices; F32 is 0 */
+	uint32_t n_vocab;  /* at least 259 with a tokenizer: bytes and special tokens */
+	uint32_t n_expert; /* 0 stays 0: none */
+	uint32_t n_expert_used;
+	uint32_t n_ff_expert;
+	uint32_t type; /* dtype id of the matrices but the router's; F32 is 0 */
 	bool untied;
 	bool no_tokenizer;
 	uint64_t seed;

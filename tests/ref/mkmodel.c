@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes a qwen3 model of about a given size with random weights: for speed, memory and failures,
- * not for meaning. Equal arguments give equal files.
+ * Writes a qwen3 model of about a given size, or with --experts a qwen3moe one, with random
+ * weights: for speed, memory and failures, not for meaning. Equal arguments give equal files.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +20,8 @@
 static const char usage[] =
 	"usage: mkmodel FILE [--bytes N[K|M|G]] [--type q8_0|f16|f32] [--layers N] [--embd N]\n"
 	"               [--ff N] [--heads N] [--kv-heads N] [--head-dim N] [--vocab N] [--ctx N]\n"
-	"               [--untied] [--seed N]\n"
-	"--bytes chooses what the other options leave open: embd, layers, ff.\n";
+	"               [--experts N [--experts-used N] [--expert-ff N]] [--untied] [--seed N]\n"
+	"--bytes chooses what the other options leave open: embd, layers, ff (of an expert).\n";
 
 /* Prime numbers of blocks, so that rows of a matrix are not copies of each other. */
 enum { POOL_BLOCKS = 250007, POOL_ELEMENTS = 4000037, MAX_POOLS = 8 };
@@ -139,12 +139,18 @@ static double get_row_bytes(uint32_t type, double n_elements)
 	return n_elements / dtype->n_block * dtype->n_bytes;
 }
 
-/* Elements of a layer's matrices. */
+/* Elements of a layer's matrices for one of its ff, and of all of them. */
+static double count_ff(const struct gguf_build_shape *s)
+{
+	return 3.0 * s->n_embd * (s->n_expert ? s->n_expert : 1);
+}
+
 static double count_layer(const struct gguf_build_shape *s)
 {
 	double n_q = (double)s->n_head * s->head_dim, n_kv = (double)s->n_head_kv * s->head_dim;
 
-	return s->n_embd * (2 * n_q + 2 * n_kv + 3.0 * s->n_ff);
+	return s->n_embd * (2 * n_q + 2 * n_kv) +
+	       count_ff(s) * (s->n_expert ? s->n_ff_expert : s->n_ff);
 }
 
 /* What the options left open at this row length, with the usual proportions. */
@@ -157,6 +163,10 @@ static struct gguf_build_shape complete(const struct gguf_build_shape *given, ui
 	s.n_head = s.n_head ? s.n_head : (s.n_embd + s.head_dim - 1) / s.head_dim;
 	s.n_head_kv = s.n_head_kv ? s.n_head_kv : (s.n_head % 2 ? s.n_head : s.n_head / 2);
 	s.n_ff = s.n_ff ? s.n_ff : 3 * s.n_embd;
+	if (s.n_expert) {
+		s.n_expert_used = s.n_expert_used ? s.n_expert_used : (s.n_expert + 15) / 16;
+		s.n_ff_expert = s.n_ff_expert ? s.n_ff_expert : (s.n_embd + 63) / 64 * 32;
+	}
 	s.n_vocab = s.n_vocab ? s.n_vocab : 4096;
 	s.n_ctx = s.n_ctx ? s.n_ctx : 4096;
 	return s;
@@ -176,11 +186,12 @@ static struct gguf_build_shape fit(const struct gguf_build_shape *given, uint64_
 
 		if (!given->n_layers)
 			s.n_layers = layers < 1 ? 1 : (layers > 512 ? 512 : (uint32_t)layers);
-		if (!given->n_ff) {
+		if (s.n_expert ? !given->n_ff_expert : !given->n_ff) {
+			uint32_t *size = s.n_expert ? &s.n_ff_expert : &s.n_ff;
 			double spare = left - get_row_bytes(s.type, count_layer(&s)) * s.n_layers;
-			double per_ff = get_row_bytes(s.type, 3.0 * s.n_embd) * s.n_layers;
-			double n_ff = s.n_ff + spare / per_ff;
-			s.n_ff = n_ff < 32 ? 32 : (uint32_t)(n_ff / 32) * 32;
+			double per_ff = get_row_bytes(s.type, count_ff(&s)) * s.n_layers;
+			double n_ff = *size + spare / per_ff;
+			*size = n_ff < 32 ? 32 : (uint32_t)(n_ff / 32) * 32;
 		}
 		if (given->n_embd || s.n_layers <= 32)
 			break;
@@ -216,7 +227,8 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uin
 {
 	enum { BYTES = 'b', TYPE = 't', UNTIED = 'u', SEED = 's', HELP = 'h', NUMBER = 256 };
 	uint32_t *const numbers[] = {&s->n_layers, &s->n_embd, &s->n_ff, &s->n_head, &s->n_head_kv,
-		&s->head_dim, &s->n_vocab, &s->n_ctx};
+		&s->head_dim, &s->n_vocab, &s->n_ctx, &s->n_expert, &s->n_expert_used,
+		&s->n_ff_expert};
 	static const struct option options[] = {
 		{"layers", required_argument, NULL, NUMBER + 0},
 		{"embd", required_argument, NULL, NUMBER + 1},
@@ -226,6 +238,9 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uin
 		{"head-dim", required_argument, NULL, NUMBER + 5},
 		{"vocab", required_argument, NULL, NUMBER + 6},
 		{"ctx", required_argument, NULL, NUMBER + 7},
+		{"experts", required_argument, NULL, NUMBER + 8},
+		{"experts-used", required_argument, NULL, NUMBER + 9},
+		{"expert-ff", required_argument, NULL, NUMBER + 10},
 		{"bytes", required_argument, NULL, BYTES},
 		{"type", required_argument, NULL, TYPE},
 		{"untied", no_argument, NULL, UNTIED},
@@ -260,6 +275,13 @@ static void check_shape(const struct gguf_build_shape *s)
 	bool whole = s->n_embd % n_block == 0 && s->n_ff % n_block == 0 &&
 		     ((uint64_t)s->n_head * s->head_dim) % n_block == 0;
 
+	if (s->n_expert && (s->n_ff_expert % n_block != 0 || s->n_expert_used > s->n_expert)) {
+		fprintf(stderr,
+			"mkmodel: expected expert-ff in multiples of %" PRIu32
+			", experts-used of at most experts\n",
+			n_block);
+		exit(2);
+	}
 	if (!whole || s->n_head % s->n_head_kv != 0 || s->n_vocab < 259) {
 		fprintf(stderr,
 			"mkmodel: expected embd, ff and heads * head-dim in multiples of "
@@ -290,9 +312,10 @@ int main(int argc, char **argv)
 	double seconds =
 		(double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
 	printf("%s: %" PRIu64 " bytes, %" PRIu32 " layers, embd %" PRIu32 ", ff %" PRIu32
-	       ", heads %" PRIu32 "/%" PRIu32 " of %" PRIu32 ", vocab %" PRIu32
-	       "; %.2f s, %.0f MB/s\n",
-		argv[optind], n_written, s.n_layers, s.n_embd, s.n_ff, s.n_head, s.n_head_kv,
-		s.head_dim, s.n_vocab, seconds, (double)n_written / 1e6 / seconds);
+	       ", experts %" PRIu32 "/%" PRIu32 " of %" PRIu32 ", heads %" PRIu32 "/%" PRIu32
+	       " of %" PRIu32 ", vocab %" PRIu32 "; %.2f s, %.0f MB/s\n",
+		argv[optind], n_written, s.n_layers, s.n_embd, s.n_ff, s.n_expert_used, s.n_expert,
+		s.n_ff_expert, s.n_head, s.n_head_kv, s.head_dim, s.n_vocab, seconds,
+		(double)n_written / 1e6 / seconds);
 	return 0;
 }

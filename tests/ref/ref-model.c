@@ -10,6 +10,8 @@
 #include "proto/manifest.h"
 #include "tests/ref/ref-ops.h"
 
+enum { MAX_EXPERTS_USED = 32 };
+
 struct layer {
 	float *attn_norm;   /* [n_embd] */
 	float *attn_q;      /* [n_head * head_dim][n_embd] */
@@ -19,15 +21,17 @@ struct layer {
 	float *attn_k_norm; /* [head_dim] */
 	float *attn_output; /* [n_embd][n_head * head_dim] */
 	float *ffn_norm;    /* [n_embd] */
-	float *ffn_gate;    /* [n_ff][n_embd] */
-	float *ffn_up;      /* [n_ff][n_embd] */
-	float *ffn_down;    /* [n_embd][n_ff] */
+	float *router;      /* [n_expert][n_embd], NULL without experts */
+	float *ffn_gate;    /* [n_expert or 1][n_ff][n_embd] */
+	float *ffn_up;      /* [n_expert or 1][n_ff][n_embd] */
+	float *ffn_down;    /* [n_expert or 1][n_embd][n_ff] */
 	float *keys;        /* [n_ctx][n_head_kv * head_dim], numbers that f16 has */
 	float *values;      /* [n_ctx][n_head_kv * head_dim] */
 };
 
 struct ref_model {
 	struct manifest_hparams hp;
+	uint32_t n_ff; /* of an expert, where there are any */
 	struct layer *layers;
 	float *token_embd;  /* [n_vocab][n_embd] */
 	float *output;      /* [n_vocab][n_embd], may be token_embd */
@@ -39,6 +43,8 @@ struct ref_model {
 	float *attended; /* [n_head * head_dim] */
 	float *gate;     /* [n_ff] */
 	float *up;       /* [n_ff] */
+	float *mixed;    /* [n_embd] */
+	float *scores;   /* [n_expert] */
 	float *logits;   /* [n_vocab] */
 };
 
@@ -83,9 +89,12 @@ static void load_layer(struct ref_model *r, const struct manifest *m, const uint
 	l->attn_k_norm = load(m, image, "blk.%u.attn_k_norm.weight", i);
 	l->attn_output = load(m, image, "blk.%u.attn_output.weight", i);
 	l->ffn_norm = load(m, image, "blk.%u.ffn_norm.weight", i);
-	l->ffn_gate = load(m, image, "blk.%u.ffn_gate.weight", i);
-	l->ffn_up = load(m, image, "blk.%u.ffn_up.weight", i);
-	l->ffn_down = load(m, image, "blk.%u.ffn_down.weight", i);
+	const char *suffix = r->hp.n_expert ? "_exps" : "";
+	if (r->hp.n_expert)
+		l->router = load(m, image, "blk.%u.ffn_gate_inp.weight", i);
+	l->ffn_gate = load(m, image, "blk.%u.ffn_gate%s.weight", i, suffix);
+	l->ffn_up = load(m, image, "blk.%u.ffn_up%s.weight", i, suffix);
+	l->ffn_down = load(m, image, "blk.%u.ffn_down%s.weight", i, suffix);
 	l->keys = floats(n_kept);
 	l->values = floats(n_kept);
 }
@@ -98,6 +107,7 @@ struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
 	if (!r)
 		abort();
 	r->hp = *hp;
+	r->n_ff = hp->n_expert ? hp->n_ff_expert : hp->n_ff;
 	r->token_embd = load(m, image, "token_embd.weight");
 	r->output = hp->tied_embeddings ? r->token_embd : load(m, image, "output.weight");
 	r->output_norm = load(m, image, "output_norm.weight");
@@ -110,8 +120,10 @@ struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
 	r->h = floats(hp->n_embd);
 	r->q = floats(hp->n_head * hp->head_dim_k);
 	r->attended = floats(hp->n_head * hp->head_dim_k);
-	r->gate = floats(hp->n_ff);
-	r->up = floats(hp->n_ff);
+	r->gate = floats(r->n_ff);
+	r->up = floats(r->n_ff);
+	r->mixed = floats(hp->n_embd);
+	r->scores = floats(hp->n_expert);
 	r->logits = floats(hp->n_vocab);
 	return r;
 }
@@ -119,8 +131,8 @@ struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
 static void free_layer(struct layer *l)
 {
 	float *const all[] = {l->attn_norm, l->attn_q, l->attn_k, l->attn_v, l->attn_q_norm,
-		l->attn_k_norm, l->attn_output, l->ffn_norm, l->ffn_gate, l->ffn_up, l->ffn_down,
-		l->keys, l->values};
+		l->attn_k_norm, l->attn_output, l->ffn_norm, l->router, l->ffn_gate, l->ffn_up,
+		l->ffn_down, l->keys, l->values};
 
 	for (unsigned i = 0; i < ARRAY_SIZE(all); i++)
 		free(all[i]);
@@ -136,7 +148,7 @@ struct ref_model *ref_model_free(struct ref_model *r)
 	if (r->output != r->token_embd)
 		free(r->output);
 	float *const all[] = {r->token_embd, r->output_norm, r->x, r->h, r->q, r->attended, r->gate,
-		r->up, r->logits};
+		r->up, r->mixed, r->scores, r->logits};
 	for (unsigned i = 0; i < ARRAY_SIZE(all); i++)
 		free(all[i]);
 	free(r);
@@ -190,16 +202,38 @@ static void attend(struct ref_model *r, const struct layer *l)
 	add_matvec(r, l->attn_output, r->attended, hp->n_head * dim);
 }
 
+/* y += weight down (silu(gate h) * (up h)) of expert e. */
+static void add_expert(
+	struct ref_model *r, const struct layer *l, uint32_t e, float weight, float *y)
+{
+	uint64_t at = (uint64_t)e * r->n_ff * r->hp.n_embd;
+	uint32_t n_embd = r->hp.n_embd;
+
+	ref_ops_matvec(l->ffn_gate + at, r->h, r->n_ff, n_embd, r->gate, NULL);
+	ref_ops_matvec(l->ffn_up + at, r->h, r->n_ff, n_embd, r->up, NULL);
+	for (uint32_t i = 0; i < r->n_ff; i++)
+		r->gate[i] = ref_ops_silu(r->gate[i]) * r->up[i];
+	ref_ops_matvec(l->ffn_down + at, r->gate, n_embd, r->n_ff, r->mixed, NULL);
+	for (uint32_t i = 0; i < n_embd; i++)
+		y[i] += weight * r->mixed[i];
+}
+
 static void feed_forward(struct ref_model *r, const struct layer *l)
 {
 	const struct manifest_hparams *hp = &r->hp;
+	uint32_t ids[MAX_EXPERTS_USED];
+	float weights[MAX_EXPERTS_USED];
 
 	ref_ops_rms_norm(r->x, l->ffn_norm, hp->n_embd, hp->rms_eps, r->h);
-	ref_ops_matvec(l->ffn_gate, r->h, hp->n_ff, hp->n_embd, r->gate, NULL);
-	ref_ops_matvec(l->ffn_up, r->h, hp->n_ff, hp->n_embd, r->up, NULL);
-	for (uint32_t i = 0; i < hp->n_ff; i++)
-		r->gate[i] = ref_ops_silu(r->gate[i]) * r->up[i];
-	add_matvec(r, l->ffn_down, r->gate, hp->n_ff);
+	if (hp->n_expert == 0) {
+		add_expert(r, l, 0, 1.0f, r->x);
+		return;
+	}
+	assert(hp->n_expert_used <= MAX_EXPERTS_USED);
+	ref_ops_matvec(l->router, r->h, hp->n_expert, hp->n_embd, r->scores, NULL);
+	ref_ops_route(r->scores, hp->n_expert, hp->n_expert_used, ids, weights);
+	for (uint32_t i = 0; i < hp->n_expert_used; i++)
+		add_expert(r, l, ids[i], weights[i], r->x);
 }
 
 const float *ref_model_step(struct ref_model *r, uint32_t token)

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "proto/dtype.h"
@@ -105,6 +106,38 @@ void ref_ops_matvec(
 float ref_ops_silu(float x)
 {
 	return (float)(x / (1.0 + exp(-(double)x)));
+}
+
+/* Of those not taken the largest, the first of equal ones. */
+static uint32_t find_next(const float *logits, uint32_t n, const uint32_t *taken, uint32_t n_taken)
+{
+	uint32_t best = UINT32_MAX;
+
+	for (uint32_t e = 0; e < n; e++) {
+		bool is_taken = false;
+		for (uint32_t i = 0; i < n_taken; i++)
+			is_taken |= taken[i] == e;
+		if (!is_taken && (best == UINT32_MAX || logits[e] > logits[best]))
+			best = e;
+	}
+	return best;
+}
+
+void ref_ops_route(
+	const float *logits, uint32_t n, uint32_t n_used, uint32_t *ret_ids, float *ret_weights)
+{
+	double highest = -INFINITY, all = 0.0, chosen = 0.0;
+
+	for (uint32_t e = 0; e < n; e++)
+		highest = fmax(highest, logits[e]);
+	for (uint32_t e = 0; e < n; e++)
+		all += exp(logits[e] - highest);
+	for (uint32_t i = 0; i < n_used; i++) {
+		ret_ids[i] = find_next(logits, n, ret_ids, i);
+		chosen += exp(logits[ret_ids[i]] - highest) / all;
+	}
+	for (uint32_t i = 0; i < n_used; i++)
+		ret_weights[i] = (float)(exp(logits[ret_ids[i]] - highest) / all / chosen);
 }
 
 void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)

@@ -28,6 +28,13 @@ void ref_ops_matvec(
 /* x sigmoid(x). */
 float ref_ops_silu(float x);
 
+/*
+ * The n_used largest of softmax(logits) [n], largest first, of equal ones the lower id first, and
+ * their weights scaled to a sum of 1; ids and weights [n_used].
+ */
+void ref_ops_route(
+	const float *logits, uint32_t n, uint32_t n_used, uint32_t *ret_ids, float *ret_weights);
+
 /* NEOX rotation of the first n_rot numbers of a head, in place; angles in long double. */
 void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position);
 

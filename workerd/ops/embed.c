@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/ops/embed.h"
 
+#include <errno.h>
+
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "workerd/ops/pool.h"
@@ -8,6 +10,7 @@
 
 static const enum kernels_id kernels[OP_VARIANT_N] = {
 	[OP_VARIANT_F32] = KERNELS_EMBED_F32,
+	[OP_VARIANT_F32_X4] = KERNELS_EMBED_F32_X4,
 	[OP_VARIANT_F16] = KERNELS_EMBED_F16,
 	[OP_VARIANT_F16_X2] = KERNELS_EMBED_F16_X2,
 	[OP_VARIANT_Q8_0] = KERNELS_EMBED_Q8_0,
@@ -23,7 +26,8 @@ int op_embed_record(struct op_pool *pool, struct vk_command *c,
 	const struct weights_tensor *w = &params->w;
 	enum op_variant variant = OP_VARIANT_N;
 
-	int r = op_variant_choose(w, ret_err, &variant);
+	int r = w->ne[2] == 1 ? op_variant_choose(w, ret_err, &variant)
+			      : err_set(ret_err, EINVAL, "expected one matrix");
 	if (r) {
 		err_prefix(ret_err, "embed");
 		return r;

@@ -11,6 +11,7 @@
 
 static const enum kernels_id kernels[OP_VARIANT_N] = {
 	[OP_VARIANT_F32] = KERNELS_MATMUL_F32,
+	[OP_VARIANT_F32_X4] = KERNELS_MATMUL_F32_X4,
 	[OP_VARIANT_F16] = KERNELS_MATMUL_F16,
 	[OP_VARIANT_F16_X2] = KERNELS_MATMUL_F16_X2,
 	[OP_VARIANT_Q8_0] = KERNELS_MATMUL_Q8_0,
@@ -21,6 +22,7 @@ static const enum kernels_id kernels[OP_VARIANT_N] = {
 struct tile {
 	uint32_t n;
 	uint32_t m;
+	uint32_t n_unroll; /* units of k at a time */
 };
 
 /*
@@ -34,7 +36,9 @@ static struct tile choose_tile(const struct op_pool *pool, uint32_t n_rows)
 	bool is_one = n_rows == 1;
 	uint32_t n = op_pool_is_software(pool) ? 16 : is_one ? 2 : 8;
 
-	return (struct tile){.n = n, .m = is_one ? 1 : 4};
+	return (struct tile){.n = n,
+		.m = is_one ? 1 : 4,
+		.n_unroll = is_one && !op_pool_is_software(pool) ? 2 : 1};
 }
 
 /* The parts from first on that one dispatch takes; y_at: their first column of y. */
@@ -44,21 +48,22 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 {
 	const struct weights_tensor *w = &p->w[first];
 	struct tile tile = choose_tile(pool, p->n_rows);
-	uint32_t n_out = finish == ABI_MATMUL_FINISH_SWIGLU ? tile.n / 2 : tile.n;
-	uint32_t n_counted = finish == ABI_MATMUL_FINISH_SWIGLU ? 1 : n_parts;
+	uint32_t n_out = finish == ABI_TILE_FINISH_SWIGLU ? tile.n / 2 : tile.n;
+	uint32_t n_counted = finish == ABI_TILE_FINISH_SWIGLU ? 1 : n_parts;
 	uint32_t n_tiles = 0;
 	struct op_pool_kernel kernel = {
 		.id = kernels[variant],
 		.n_subgroups = op_pool_is_software(pool) ? 1 : 4,
-		.n_spec = ABI_MATMUL_SPEC_FINISH + 1 - ABI_SPEC_KERNEL,
-		.spec = {[ABI_MATMUL_SPEC_TILE_N - ABI_SPEC_KERNEL] = tile.n,
-			[ABI_MATMUL_SPEC_TILE_M - ABI_SPEC_KERNEL] = tile.m,
-			[ABI_MATMUL_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
+		.n_spec = ABI_MATMUL_SPEC_GATHER + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_TILE_SPEC_N - ABI_SPEC_KERNEL] = tile.n,
+			[ABI_TILE_SPEC_M - ABI_SPEC_KERNEL] = tile.m,
+			[ABI_TILE_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_MATMUL_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0,
-			[ABI_MATMUL_SPEC_FINISH - ABI_SPEC_KERNEL] = finish},
+			[ABI_TILE_SPEC_FINISH - ABI_SPEC_KERNEL] = finish,
+			[ABI_TILE_SPEC_UNROLL - ABI_SPEC_KERNEL] = tile.n_unroll},
 	};
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
-	uint64_t r = finish == ABI_MATMUL_FINISH_GATE ? p->y : p->r;
+	uint64_t r = finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
 	struct abi_matmul push = {
 		.x = p->x,
 		.y = p->y + 4ull * y_at,
@@ -95,7 +100,7 @@ static int check_parts(const struct op_matmul_params *p, struct err *ret_err,
 		int r = op_variant_choose(&p->w[i], ret_err, &variants[i]);
 		if (r)
 			return r;
-		if (p->w[i].ne[0] != p->w[0].ne[0] ||
+		if (p->w[i].ne[0] != p->w[0].ne[0] || p->w[i].ne[2] != 1 ||
 			(p->finish == OP_MATMUL_SWIGLU && p->w[i].ne[1] != p->w[0].ne[1]))
 			return err_set(ret_err, EINVAL,
 				"shape: expected as the first matrix, %" PRIu64 " x %" PRIu64
@@ -148,13 +153,13 @@ int op_matmul_record(struct op_pool *pool, struct vk_command *c, const struct op
 	if (p->finish != OP_MATMUL_SWIGLU)
 		return record_runs(pool, c, p, variants, y_stride, ret_err);
 	if (variants[0] == variants[1])
-		return record_parts(pool, c, p, variants[0], 0, 2, ABI_MATMUL_FINISH_SWIGLU, 0,
+		return record_parts(pool, c, p, variants[0], 0, 2, ABI_TILE_FINISH_SWIGLU, 0,
 			y_stride, ret_err);
 	r = record_parts(
-		pool, c, p, variants[0], 0, 1, ABI_MATMUL_FINISH_STORE, 0, y_stride, ret_err);
+		pool, c, p, variants[0], 0, 1, ABI_TILE_FINISH_STORE, 0, y_stride, ret_err);
 	if (r)
 		return r;
 	vk_command_barrier(c);
 	return record_parts(
-		pool, c, p, variants[1], 1, 1, ABI_MATMUL_FINISH_GATE, 0, y_stride, ret_err);
+		pool, c, p, variants[1], 1, 1, ABI_TILE_FINISH_GATE, 0, y_stride, ret_err);
 }

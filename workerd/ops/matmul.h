@@ -19,9 +19,9 @@ struct op_pool;
 struct vk_command;
 
 enum op_matmul_finish {
-	OP_MATMUL_STORE = ABI_MATMUL_FINISH_STORE,   /* y = W x */
-	OP_MATMUL_ADD = ABI_MATMUL_FINISH_ADD,       /* y = r + W x */
-	OP_MATMUL_SWIGLU = ABI_MATMUL_FINISH_SWIGLU, /* y = silu(w[0] x) * (w[1] x) */
+	OP_MATMUL_STORE = ABI_TILE_FINISH_STORE,   /* y = W x */
+	OP_MATMUL_ADD = ABI_TILE_FINISH_ADD,       /* y = r + W x */
+	OP_MATMUL_SWIGLU = ABI_TILE_FINISH_SWIGLU, /* y = silu(w[0] x) * (w[1] x) */
 };
 
 struct op_matmul_params {

@@ -13,6 +13,7 @@ struct weights_tensor;
 
 enum op_variant {
 	OP_VARIANT_F32,
+	OP_VARIANT_F32_X4,
 	OP_VARIANT_F16,
 	OP_VARIANT_F16_X2,
 	OP_VARIANT_Q8_0,
@@ -21,8 +22,9 @@ enum op_variant {
 };
 
 /*
- * The fastest reading that the tensor's address and row length allow. -ENOTSUP with ret_err for a
- * block format or layout without kernels, -EINVAL for a shape that does not fit its bytes.
+ * The fastest reading that the address and row length of the tensor allow; one of ne[2] matrices
+ * has all of them read alike. -ENOTSUP with ret_err for a block format or layout without kernels,
+ * -EINVAL for a shape that does not fit its bytes.
  */
 int must_check op_variant_choose(
 	const struct weights_tensor *t, struct err *ret_err, enum op_variant *ret_variant);
