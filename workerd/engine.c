@@ -174,6 +174,7 @@ static int engine_status(struct engine *e, struct message *m)
 	s->first_token_ns = counters->first_token_ns;
 	s->prompt_tokens = counters->prompt_tokens;
 	s->generated_tokens = counters->generated_tokens;
+	plan_get_counters(e->params.plan, &s->stream);
 	vk_memory_get_counters(e->params.device, bytes);
 	_Static_assert((int)VK_MEMORY_N_ROLES <= MESSAGE_MAX_ROLES, "a row for every role");
 	s->n_roles = VK_MEMORY_N_ROLES;
@@ -185,6 +186,20 @@ static int engine_status(struct engine *e, struct message *m)
 			.spilled_bytes = bytes[i].spilled_bytes,
 		};
 	return 0;
+}
+
+static int engine_bench_memory(struct engine *e, struct message *m, struct err *ret_err)
+{
+	m->rates = calloc(1, sizeof(*m->rates));
+	if (!m->rates)
+		return -ENOMEM;
+	int r = plan_bench_memory(e->params.plan, ret_err, m->rates->rates, &m->rates->n_rates);
+	if (r > 0) {
+		engine_set_failed(e, r, ret_err);
+		*ret_err = e->error;
+		return e->code;
+	}
+	return r;
 }
 
 static int engine_serve(struct engine *e, struct message *m, struct err *ret_err)
@@ -205,6 +220,7 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 			s, m->client, m->truncate.session, m->truncate.n_tokens, ret_err);
 	case MESSAGE_CLOSE: return scheduler_close(s, m->client, m->session, ret_err);
 	case MESSAGE_STATUS: return engine_status(e, m);
+	case MESSAGE_BENCH_MEMORY: return engine_bench_memory(e, m, ret_err);
 	default: return err_set(ret_err, ENOSYS, "engine: no such request");
 	}
 }

@@ -11,6 +11,7 @@
 #include "proto/util/notify.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
+#include "vk/probe.h"
 #include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
@@ -114,6 +115,8 @@ static void describe(const struct options *o, const struct worker *w, uint64_t s
 		.start_ns = start_ns,
 		.attach_ns = w->weights->attach_ns,
 	};
+	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
+		ret_self->placed_bytes[p] = weights_count_bytes(w->weights, p);
 }
 
 /* Whatever the log level: scripts wait for this line. */
@@ -176,6 +179,9 @@ static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 int main(int argc, char **argv)
 {
 	uint64_t start_ns = clock_now_ns();
+
+	if (argc > 1 && !strcmp(argv[1], "--probe"))
+		return vk_probe_main(argc, argv);
 	struct options o;
 	struct err e = ERR_NULL;
 	int r = options_parse(argc, argv, &e, &o);

@@ -37,6 +37,8 @@ struct message *message_free(struct message *m)
 		free(m->generate.stops);
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);
+	if (m->kind == MESSAGE_BENCH_MEMORY)
+		free(m->rates);
 	tokenizer_ids_fini(&m->made_ids);
 	free(m->made_text);
 	free(m->error);

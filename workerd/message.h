@@ -20,6 +20,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
+#include "workerd/plan.h"
 #include "workerd/queue.h"
 #include "workerd/sampler.h"
 #include "workerd/template.h"
@@ -38,6 +39,7 @@ enum message_kind {
 	MESSAGE_TOKENIZE,
 	MESSAGE_DETOKENIZE,
 	MESSAGE_STATUS,
+	MESSAGE_BENCH_MEMORY,
 	/* to the engine: the client is gone; comes back when its sessions are closed */
 	MESSAGE_DISCONNECT,
 	/* to the text or engine thread: finish; comes back as its last message */
@@ -137,6 +139,13 @@ struct message_status {
 	uint64_t first_token_ns;
 	uint64_t prompt_tokens;
 	uint64_t generated_tokens;
+	struct plan_counters stream;
+};
+
+/* Rows of BENCH_MEMORY, by enum manifest_placement; those without bytes are not there. */
+struct message_rates {
+	struct bench_memory_rate rates[BENCH_MEMORY_MAX_RATES];
+	uint32_t n_rates;
 };
 
 struct message {
@@ -160,6 +169,7 @@ struct message {
 		struct message_text text; /* TOKENIZE, DETOKENIZE */
 		struct message_token token;
 		struct message_status *status; /* STATUS (answer), the message's */
+		struct message_rates *rates;   /* BENCH_MEMORY (answer), the message's */
 	};
 	struct tokenizer_ids
 		made_ids; /* what the text thread made; append.ids, text.ids point here */

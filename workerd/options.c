@@ -22,6 +22,8 @@ const char options_usage[] =
 	"  --sessions N        at once, 1 to 256 (default: 4)\n"
 	"  --chunk TOKENS      computed a step, a multiple of 64 (default: 256); less when the\n"
 	"                      device has no memory for it\n"
+	"  --stream-rows N     steps of N tokens and more copy weights in host memory ahead of\n"
+	"                      their use, smaller ones read them there (default: measured)\n"
 	"  --fail-on-spill     end when memory did not fit where it belongs\n"
 	"  --deterministic     the same tokens whatever else is served\n"
 	"  --log-level LEVEL   error, warn, info or debug (default: info)\n"
@@ -38,6 +40,7 @@ enum option_id {
 	OPTION_CTX,
 	OPTION_SESSIONS,
 	OPTION_CHUNK,
+	OPTION_STREAM_ROWS,
 	OPTION_FAIL_ON_SPILL,
 	OPTION_DETERMINISTIC,
 	OPTION_LOG_LEVEL,
@@ -54,6 +57,7 @@ static const struct option option_table[] = {
 	{"ctx", required_argument, NULL, OPTION_CTX},
 	{"sessions", required_argument, NULL, OPTION_SESSIONS},
 	{"chunk", required_argument, NULL, OPTION_CHUNK},
+	{"stream-rows", required_argument, NULL, OPTION_STREAM_ROWS},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
 	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
@@ -103,6 +107,8 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 		return options_parse_u32(
 			"sessions", text, OPTIONS_MAX_SESSIONS, ret_err, &o->n_sessions);
 	case OPTION_CHUNK: return options_parse_chunk(text, ret_err, &o->n_chunk);
+	case OPTION_STREAM_ROWS:
+		return options_parse_u32("stream-rows", text, UINT32_MAX, ret_err, &o->stream_rows);
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
 	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;
 	case OPTION_LOG_LEVEL:

@@ -28,7 +28,8 @@ struct options {
 	const char *device;  /* NULL: weightd's */
 	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
 	uint32_t n_sessions;
-	uint32_t n_chunk; /* rows a step; 0: 256 or less as fits */
+	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
+	uint32_t stream_rows; /* see plan.h; 0: measured */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

@@ -8,21 +8,32 @@
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/arch.h"
+#include "workerd/clock.h"
+#include "workerd/fetch.h"
+#include "workerd/gather.h"
 #include "workerd/graph.h"
 #include "workerd/kv.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/rope-kv.h"
 #include "workerd/record.h"
+#include "workerd/stream.h"
 #include "workerd/weights.h"
 
 /* Recorded commands are for up to 1, 2, 4, ... rows. */
 enum { PLAN_MAX_BUCKETS = 14, PLAN_MAX_ROWS = 1 << (PLAN_MAX_BUCKETS - 1) };
+
+/*
+ * How streaming is measured: with so many rows at most (more read each weight so often that copying
+ * pays wherever it ever does), of tokens far apart, the best of some runs (the first may compile).
+ */
+enum { MAX_SAMPLE_ROWS = 64, SAMPLE_STRIDE = 7919, N_SAMPLE_RUNS = 3 };
 
 /* What a step's rows are, at the start of io memory. */
 struct plan_io {
@@ -32,20 +43,26 @@ struct plan_io {
 
 struct plan {
 	struct vk_device *d;
+	const struct weights *weights;
 	struct kv *kv;
 	struct plan_params params;
 	uint32_t n_vocab;
 	struct graph graph;
 	struct op_pool *pool;
-	struct vk_memory *scratch; /* values, then turns [n_rot / 2] u64 */
-	struct vk_memory *io;      /* plan_io, rows, want, turns on their way, logits */
-	struct plan_io *step;      /* mapped */
-	struct abi_row *rows;      /* mapped, [n_rows] */
-	uint32_t *want;            /* mapped, [n_logit_rows] */
-	const float *logits;       /* mapped, [n_logit_rows][n_vocab] */
+	struct vk_memory
+		*scratch;     /* values, then constants: turns [n_rot / 2] u64, expert tables */
+	struct vk_memory *io; /* plan_io, rows, want, constants on their way, logits */
+	struct plan_io *step; /* mapped */
+	struct abi_row *rows; /* mapped, [n_rows] */
+	uint32_t *want;       /* mapped, [n_logit_rows] */
+	const float *logits;  /* mapped, [n_logit_rows][n_vocab] */
 	struct record_addresses addresses;
 	struct vk_command *body[PLAN_MAX_BUCKETS];
 	struct vk_command *head[PLAN_MAX_BUCKETS];
+	struct gather *gather;        /* NULL: the embedding can be read where it is */
+	struct stream *stream;        /* NULL: every weight can, and is */
+	struct expert_cache *experts; /* NULL: none is cached */
+	struct plan_counters counters;
 };
 
 static uint32_t find_bucket(uint32_t n_rows)
@@ -63,9 +80,10 @@ static int get_command(struct plan *p, struct vk_command **commands, uint32_t bu
 {
 	if (!commands[bucket]) {
 		struct vk_command *c = NULL;
+		struct record_range range = {.end = p->graph.n_ops, .is_head = is_head};
 		int r = vk_command_new(p->d, 0, ret_err, &c);
 		if (!r)
-			r = record_graph(&p->graph, &p->addresses, p->pool, 1u << bucket, is_head,
+			r = record_graph(&p->graph, &p->addresses, p->pool, 1u << bucket, &range,
 				ret_err, c);
 		if (r) {
 			vk_command_free(c);
@@ -103,20 +121,20 @@ static int check_model(const struct weights *w, const struct kv *kv,
 struct plan_layout {
 	uint64_t rows;
 	uint64_t want;
-	uint64_t turns;
+	uint64_t constants;
 	uint64_t logits;
 	uint64_t n_bytes;
 };
 
-static bool lay_out_io(const struct plan *p, uint64_t n_turn_bytes, struct plan_layout *ret)
+static bool lay_out_io(const struct plan *p, uint64_t n_constant_bytes, struct plan_layout *ret)
 {
 	const struct plan_params *params = &p->params;
 	uint64_t n_logit_bytes = 4ull * p->n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
 
 	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
 	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
-	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->turns) &&
-	       bytes_align(ret->turns + n_turn_bytes, 256, &ret->logits) &&
+	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->constants) &&
+	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
 	       !__builtin_add_overflow(ret->logits, n_logit_bytes, &ret->n_bytes);
 }
 
@@ -129,8 +147,8 @@ static int make_memory(struct plan *p, enum vk_memory_role role, uint64_t n_byte
 	return vk_memory_new(p->d, &params, ret_err, ret_memory);
 }
 
-/* Puts the table of angles from io memory, where it was written, into device memory. */
-static int upload_turns(
+/* Puts the constants from io memory, where they were written, into device memory. */
+static int upload_constants(
 	struct plan *p, const struct vk_slice *dst, const struct vk_slice *src, struct err *ret_err)
 {
 	struct vk_command *c = NULL;
@@ -155,16 +173,18 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	struct graph *g = &p->graph;
 	struct plan_layout io = {0};
 	uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
-	uint64_t n_value_bytes = 0, turns_at = 0;
+	uint64_t n_constant_bytes = n_turn_bytes + g->n_table_entries * sizeof(uint64_t);
+	uint64_t n_value_bytes = 0, constants_at = 0;
 	void *map = NULL;
 
 	int r = graph_place(g, p->params.n_rows, ret_err, &n_value_bytes);
 	if (r)
 		return r;
-	if (!lay_out_io(p, n_turn_bytes, &io) || !bytes_align(n_value_bytes, 256, &turns_at))
+	if (!lay_out_io(p, n_constant_bytes, &io) ||
+		!bytes_align(n_value_bytes, 256, &constants_at))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
-	if ((r = make_memory(
-		     p, VK_MEMORY_SCRATCH, turns_at + n_turn_bytes, ret_err, &p->scratch)) ||
+	if ((r = make_memory(p, VK_MEMORY_SCRATCH, constants_at + n_constant_bytes, ret_err,
+		     &p->scratch)) ||
 		(r = make_memory(p, VK_MEMORY_IO, io.n_bytes, ret_err, &p->io)) ||
 		(r = vk_memory_map(p->io, ret_err, &map)))
 		return r;
@@ -181,22 +201,169 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.n_want = address + offsetof(struct plan_io, n_want),
 		.rows = address + io.rows,
 		.want = address + io.want,
-		.turns = vk_memory_get_address(p->scratch) + turns_at,
+		.turns = vk_memory_get_address(p->scratch) + constants_at,
+		.expert_tables = vk_memory_get_address(p->scratch) + constants_at + n_turn_bytes,
 		.table = kv_get_table_address(p->kv),
 		.n_slot_pages = kv_get_slot_pages(p->kv),
 	};
-	if (n_turn_bytes == 0)
+	if (n_constant_bytes == 0)
 		return 0;
-	op_rope_kv_fill_turns(g->rope_base, g->n_rot, (uint64_t *)(base + io.turns));
-	struct vk_slice dst = {.memory = p->scratch, .offset = turns_at, .n_bytes = n_turn_bytes};
-	struct vk_slice src = {.memory = p->io, .offset = io.turns, .n_bytes = n_turn_bytes};
-	return upload_turns(p, &dst, &src, ret_err);
+	op_rope_kv_fill_turns(g->rope_base, g->n_rot, (uint64_t *)(base + io.constants));
+	graph_fill_tables(g, (uint64_t *)(base + io.constants + n_turn_bytes));
+	struct vk_slice dst = {
+		.memory = p->scratch, .offset = constants_at, .n_bytes = n_constant_bytes};
+	struct vk_slice src = {
+		.memory = p->io, .offset = io.constants, .n_bytes = n_constant_bytes};
+	return upload_constants(p, &dst, &src, ret_err);
+}
+
+/* A `paged` embedding is read by the rows of each step. */
+static int make_gather(struct plan *p, const struct weights *w, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < p->graph.n_ops; i++) {
+		struct graph_op *op = &p->graph.ops[i];
+
+		if (op->kind != GRAPH_EMBED ||
+			w->allocs[op->embed.w.alloc].placement != MANIFEST_PLACEMENT_PAGED)
+			continue;
+		int r = gather_new(p->d, w, &op->embed.w, p->params.n_rows, ret_err, &p->gather);
+		if (r)
+			return r;
+		op->embed.w = *gather_get_tensor(p->gather);
+		p->addresses.embed_rows = gather_get_rows_address(p->gather);
+		return 0;
+	}
+	return 0;
+}
+
+static bool is_streamed(const struct plan *p, uint32_t bucket)
+{
+	return p->stream && 1u << bucket >= p->counters.stream_rows;
+}
+
+/* Records what a bucket is computed with, at its first use. */
+static int prepare(struct plan *p, uint32_t bucket, bool is_head, struct err *ret_err)
+{
+	struct vk_command *c;
+
+	if (is_streamed(p, bucket))
+		return stream_prepare(p->stream, bucket, is_head, ret_err);
+	return get_command(p, is_head ? p->head : p->body, bucket, is_head, ret_err, &c);
+}
+
+static int make_stream(struct plan *p, const struct weights *w, struct err *ret_err)
+{
+	const struct stream_params params = {
+		.device = p->d,
+		.weights = w,
+		.graph = &p->graph,
+		.pool = p->pool,
+		.addresses = &p->addresses,
+	};
+	int r = stream_new(&params, ret_err, &p->stream);
+
+	p->counters.stream_rows = PLAN_NEVER_STREAM;
+	if (r || !p->stream)
+		return r;
+	if (fetch_is_required(stream_get_fetch(p->stream)))
+		p->counters.stream_rows = 1;
+	else if (p->params.stream_rows)
+		p->counters.stream_rows = p->params.stream_rows;
+	return 0;
+}
+
+/* The shortest of some runs of the layers before end_op, streamed or not. */
+static int time_sample(struct plan *p, uint32_t bucket, uint32_t end_op, struct vk_command *direct,
+	struct err *ret_err, uint64_t *ret_ns)
+{
+	uint64_t best_ns = UINT64_MAX;
+
+	for (int i = 0; i < N_SAMPLE_RUNS; i++) {
+		uint64_t ticket = 0, start_ns = clock_now_ns();
+		int r = direct ? vk_submit(p->d, &direct, 1, ret_err, &ticket)
+			       : stream_submit(p->stream, bucket, false, end_op, ret_err, &ticket);
+
+		if (!r)
+			r = vk_submit_wait(p->d, ticket, UINT64_MAX);
+		if (r)
+			return r;
+		uint64_t ns = clock_now_ns() - start_ns;
+		if (ns < best_ns)
+			best_ns = ns;
+	}
+	*ret_ns = best_ns;
+	return 0;
+}
+
+static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *ret_is_better)
+{
+	uint32_t end_op = stream_get_sample_end(p->stream);
+	const struct record_range range = {.end = end_op};
+	struct record_addresses addresses = p->addresses;
+	uint64_t direct_ns = 0, stream_ns = 0;
+	struct vk_command *c = NULL;
+
+	/* A sample's experts would all be in the cache at its second run, unlike a prompt's. */
+	addresses.expert_caches = NULL;
+	int r = vk_command_new(p->d, 0, ret_err, &c);
+	if (!r)
+		r = record_graph(&p->graph, &addresses, p->pool, 1u << bucket, &range, ret_err, c);
+	if (!r)
+		r = time_sample(p, bucket, end_op, c, ret_err, &direct_ns);
+	vk_command_free(c);
+	if (!r)
+		r = stream_prepare(p->stream, bucket, false, ret_err);
+	if (!r)
+		r = time_sample(p, bucket, end_op, NULL, ret_err, &stream_ns);
+	if (r)
+		return r;
+	log_debug("weights in host memory: %u rows: %" PRIu64 " us where they are, %" PRIu64
+		  " us copied",
+		1u << bucket, direct_ns / 1000, stream_ns / 1000);
+	*ret_is_better = stream_ns < direct_ns;
+	return 0;
+}
+
+/* From how many rows on copying pays on this device, with rows of a slot that nobody has yet. */
+static int measure(struct plan *p, struct err *ret_err)
+{
+	const struct kv_params *k = kv_get_params(p->kv);
+	uint32_t n_max = p->params.n_rows < MAX_SAMPLE_ROWS ? p->params.n_rows : MAX_SAMPLE_ROWS;
+	bool is_better = !stream_get_sample_end(p->stream);
+	uint32_t slot, bucket = 0;
+
+	n_max = n_max < k->n_ctx ? n_max : k->n_ctx;
+	int r = kv_open(p->kv, ret_err, &slot);
+	if (r)
+		return r;
+	r = kv_reserve(p->kv, slot, n_max, ret_err);
+	for (uint32_t i = 0; i < n_max; i++)
+		p->rows[i] = (struct abi_row){
+			.token = i * SAMPLE_STRIDE % p->n_vocab, .position = i, .slot = slot};
+	for (; !r && !is_better && 1u << bucket <= n_max; bucket++) {
+		p->step->n_rows = 1u << bucket;
+		r = compare(p, bucket, ret_err, &is_better);
+	}
+	kv_close(p->kv, slot);
+	/* The bucket that was better, or the one behind those that were not. */
+	p->counters.stream_rows = is_better && bucket ? 1u << (bucket - 1) : 1u << bucket;
+	return r;
+}
+
+/* For the plan's own graph alone: streamed steps have the experts in their slots. */
+static int make_expert_cache(struct plan *p, const struct weights *w, struct err *ret_err)
+{
+	int r = expert_cache_new(p->d, w, &p->graph, p->addresses.expert_tables,
+		p->params.n_expert_cache_bytes, ret_err, &p->experts);
+
+	if (!r && p->experts)
+		p->addresses.expert_caches = expert_cache_get_layers(p->experts);
+	return r;
 }
 
 static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 {
 	const struct arch *arch = NULL;
-	struct vk_command *c = NULL;
 
 	int r = check_model(w, p->kv, &p->params, ret_err);
 	if (!r)
@@ -207,10 +374,21 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 		r = op_pool_new(p->d, ret_err, &p->pool);
 	if (!r)
 		r = make_memories(p, ret_err);
+	if (!r)
+		r = make_gather(p, w, ret_err);
+	if (!r)
+		r = make_stream(p, w, ret_err);
+	if (!r)
+		r = make_expert_cache(p, w, ret_err);
 	/* One row's commands say whether there are kernels for every op. */
 	if (!r)
-		r = get_command(p, p->body, 0, false, ret_err, &c);
-	return r ? r : get_command(p, p->head, 0, true, ret_err, &c);
+		r = prepare(p, 0, false, ret_err);
+	if (!r)
+		r = prepare(p, 0, true, ret_err);
+	if (!r && p->stream && !p->params.stream_rows &&
+		!fetch_is_required(stream_get_fetch(p->stream)))
+		r = measure(p, ret_err);
+	return r;
 }
 
 int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
@@ -221,6 +399,7 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	if (!p)
 		return err_set(ret_err, ENOMEM, "plan: no memory");
 	p->d = d;
+	p->weights = w;
 	p->kv = kv;
 	p->params = *params;
 	p->n_vocab = w->manifest->hparams->n_vocab;
@@ -241,6 +420,9 @@ struct plan *plan_free(struct plan *p)
 		vk_command_free(p->body[i]);
 		vk_command_free(p->head[i]);
 	}
+	stream_free(p->stream);
+	expert_cache_free(p->experts);
+	gather_free(p->gather);
 	op_pool_free(p->pool);
 	vk_memory_free(p->scratch);
 	vk_memory_free(p->io);
@@ -280,17 +462,58 @@ static int check_step(const struct plan *p, const struct plan_row *rows, uint32_
 	return 0;
 }
 
+/* *ticket: of the last that was submitted, also after an error. */
+static int enqueue(
+	struct plan *p, uint32_t n_rows, uint32_t n_want, struct err *ret_err, uint64_t *ticket)
+{
+	uint32_t body = find_bucket(n_rows), head = find_bucket(n_want);
+	struct vk_command *commands[2];
+	uint32_t n = 0;
+
+	int r = prepare(p, body, false, ret_err);
+	if (!r && n_want)
+		r = prepare(p, head, true, ret_err);
+	if (r)
+		return r;
+	if (is_streamed(p, body))
+		r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, ticket);
+	else
+		commands[n++] = p->body[body];
+	if (n_want && !is_streamed(p, head))
+		commands[n++] = p->head[head];
+	if (!r && n)
+		r = vk_submit(p->d, commands, n, ret_err, ticket);
+	if (!r && n_want && is_streamed(p, head))
+		r = stream_submit(p->stream, head, true, UINT32_MAX, ret_err, ticket);
+	return r;
+}
+
+/* Computes what is in io memory. */
+static int run_step(struct plan *p, uint32_t n_rows, uint32_t n_want, struct err *ret_err)
+{
+	uint64_t ticket = 0, start_ns = clock_now_ns();
+
+	int r = enqueue(p, n_rows, n_want, ret_err, &ticket);
+	int waited = vk_submit_wait(p->d, ticket, UINT64_MAX);
+	if (r)
+		return r;
+	if (waited) {
+		(void)err_set(ret_err, EIO, "step: %s",
+			waited == VK_DEVICE_LOST ? "the device is lost" : strerror(-waited));
+		return waited;
+	}
+	if (is_streamed(p, find_bucket(n_rows))) {
+		p->counters.stream_steps++;
+		p->counters.stream_ns += clock_now_ns() - start_ns;
+	}
+	return 0;
+}
+
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
 	uint32_t n_want, struct err *ret_err, const float **ret_logits)
 {
-	struct vk_command *commands[2] = {0};
-	uint64_t ticket = 0;
-
 	int r = check_step(p, rows, n_rows, want, n_want, ret_err);
-	if (!r)
-		r = get_command(p, p->body, find_bucket(n_rows), false, ret_err, &commands[0]);
-	if (!r && n_want)
-		r = get_command(p, p->head, find_bucket(n_want), true, ret_err, &commands[1]);
+
 	if (r)
 		return r;
 	p->step->n_rows = n_rows;
@@ -300,25 +523,52 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
 	for (uint32_t i = 0; i < n_want; i++)
 		p->want[i] = want[i];
-	r = vk_submit(p->d, commands, n_want ? 2 : 1, ret_err, &ticket);
-	if (r)
-		return r;
-	r = vk_submit_wait(p->d, ticket, UINT64_MAX);
-	if (r) {
-		(void)err_set(ret_err, EIO, "step: %s",
-			r == VK_DEVICE_LOST ? "the device is lost" : strerror(-r));
-		return r;
-	}
-	*ret_logits = n_want ? p->logits : NULL;
-	return 0;
+	if (p->gather)
+		r = gather_fill(p->gather, p->rows, n_rows, ret_err);
+	if (!r)
+		r = run_step(p, n_rows, n_want, ret_err);
+	if (!r)
+		*ret_logits = n_want ? p->logits : NULL;
+	return r;
 }
 
 uint32_t plan_get_n_dispatches(const struct plan *p)
 {
+	if (is_streamed(p, 0))
+		return stream_get_n_dispatches(p->stream, 0, false) +
+		       stream_get_n_dispatches(p->stream, 0, true);
 	return vk_command_get_n_dispatches(p->body[0]) + vk_command_get_n_dispatches(p->head[0]);
 }
 
 uint32_t plan_get_n_vocab(const struct plan *p)
 {
 	return p->n_vocab;
+}
+
+int plan_bench_memory(struct plan *p, struct err *ret_err,
+	struct bench_memory_rate ret_rates[BENCH_MEMORY_MAX_RATES], uint32_t *ret_n)
+{
+	const struct bench_memory_params params = {
+		.device = p->d,
+		.weights = p->weights,
+		.pool = p->pool,
+		.fetch = p->stream ? stream_get_fetch(p->stream) : NULL,
+	};
+
+	return bench_memory_run(&params, ret_err, ret_rates, ret_n);
+}
+
+void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)
+{
+	*ret_counters = p->counters;
+	if (p->stream) {
+		const struct fetch_counters *f = fetch_get_counters(stream_get_fetch(p->stream));
+
+		ret_counters->stream_bytes = f->copied_bytes;
+		ret_counters->paged_bytes = f->paged_bytes;
+	}
+	if (p->gather)
+		ret_counters->paged_bytes += gather_get_bytes(p->gather);
+	if (p->experts)
+		expert_cache_get_counters(p->experts, &ret_counters->experts);
 }

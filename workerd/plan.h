@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/expert-cache.h"
+#include "workerd/bench-memory.h"
 
 struct err;
 struct kv;
@@ -21,6 +23,24 @@ struct weights;
 struct plan_params {
 	uint32_t n_rows;       /* most rows a step */
 	uint32_t n_logit_rows; /* most rows with logits a step */
+	/*
+	 * From so many rows on, weights in host memory are copied ahead of their use; below they
+	 * are read where they are. 0: measured.
+	 */
+	uint32_t stream_rows;
+	uint64_t n_expert_cache_bytes; /* see expert-cache.h; 0: none */
+};
+
+enum { PLAN_NEVER_STREAM = UINT32_MAX };
+
+/* Of the weights in host memory, since the start. */
+struct plan_counters {
+	uint32_t stream_rows;  /* as above; PLAN_NEVER_STREAM */
+	uint64_t stream_steps; /* whose body was streamed */
+	uint64_t stream_ns;    /* from the first enqueued to the last done */
+	uint64_t stream_bytes; /* copied by the device */
+	uint64_t paged_bytes;  /* copied by the processor */
+	struct expert_cache_counters experts;
 };
 
 /* One token of one session in a step. */
@@ -46,5 +66,11 @@ int must_check plan_step(struct plan *p, const struct plan_row *rows, uint32_t n
 
 uint32_t plan_get_n_dispatches(const struct plan *p); /* of a step of one row with logits */
 uint32_t plan_get_n_vocab(const struct plan *p);
+
+/* See bench-memory.h; between two steps. */
+int must_check plan_bench_memory(struct plan *p, struct err *ret_err,
+	struct bench_memory_rate ret_rates[BENCH_MEMORY_MAX_RATES], uint32_t *ret_n);
+
+void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters);
 
 #endif

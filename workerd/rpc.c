@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/manifest.h"
 #include "proto/stream.h"
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
@@ -171,6 +172,7 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_TOKENIZE: return MESSAGE_TOKENIZE;
 	case WK__REQUEST__BODY_DETOKENIZE: return MESSAGE_DETOKENIZE;
 	case WK__REQUEST__BODY_STATUS: return MESSAGE_STATUS;
+	case WK__REQUEST__BODY_BENCH_MEMORY: return MESSAGE_BENCH_MEMORY;
 	default: return MESSAGE_UNKNOWN;
 	}
 }
@@ -191,7 +193,8 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 	case MESSAGE_CLOSE: m->session = q->close_session->session; return 0;
 	case MESSAGE_TOKENIZE: return rpc_decode_tokenize(q->tokenize, m, ret_err);
 	case MESSAGE_DETOKENIZE: return rpc_decode_detokenize(q->detokenize, m);
-	case MESSAGE_STATUS: return 0;
+	case MESSAGE_STATUS:
+	case MESSAGE_BENCH_MEMORY: return 0;
 	default:
 		return err_set(ret_err, ENOSYS,
 			"request: of a kind that workerd " WEIGHTD_VERSION " does not know");
@@ -268,12 +271,75 @@ static int rpc_encode_error(
 	return rpc_pack(&reply, ret_data, ret_n_bytes);
 }
 
+static const char *const rpc_placements[] = {
+	[MANIFEST_PLACEMENT_DEVICE] = "device",
+	[MANIFEST_PLACEMENT_PINNED] = "pinned",
+	[MANIFEST_PLACEMENT_STAGED] = "staged",
+	[MANIFEST_PLACEMENT_PAGED] = "paged",
+};
+
+static int rpc_encode_rates(
+	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
+{
+	Wk__MemoryRate rates[BENCH_MEMORY_MAX_RATES];
+	Wk__MemoryRate *list[BENCH_MEMORY_MAX_RATES];
+	Wk__MemoryRates answer = WK__MEMORY_RATES__INIT;
+
+	for (uint32_t i = 0; i < m->rates->n_rates; i++) {
+		const struct bench_memory_rate *r = &m->rates->rates[i];
+
+		rates[i] = (Wk__MemoryRate)WK__MEMORY_RATE__INIT;
+		rates[i].placement = (char *)rpc_placements[r->placement];
+		rates[i].n_bytes = r->n_bytes;
+		rates[i].read_ns = r->read_ns;
+		rates[i].copy_ns = r->copy_ns;
+		rates[i].n_stream_bytes = r->n_stream_bytes;
+		rates[i].stream_ns = r->stream_ns;
+		list[i] = &rates[i];
+	}
+	answer.n_rates = m->rates->n_rates;
+	answer.rates = list;
+	reply->body_case = WK__REPLY__BODY_MEMORY_RATES;
+	reply->memory_rates = &answer;
+	return rpc_pack(reply, ret_data, ret_n_bytes);
+}
+
+static void rpc_fill_streaming(const struct plan_counters *c, Wk__Streaming *ret_streaming)
+{
+	ret_streaming->rows = c->stream_rows == PLAN_NEVER_STREAM ? 0 : c->stream_rows;
+	ret_streaming->steps = c->stream_steps;
+	ret_streaming->step_ns = c->stream_ns;
+	ret_streaming->copied_bytes = c->stream_bytes;
+	ret_streaming->paged_bytes = c->paged_bytes;
+}
+
+/* A row for each placement that has bytes; their number. */
+static uint32_t rpc_fill_placed(
+	const struct rpc_worker *w, Wk__PlacedWeights *ret_rows, Wk__PlacedWeights **ret_list)
+{
+	uint32_t n = 0;
+
+	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++) {
+		if (!w->placed_bytes[p])
+			continue;
+		ret_rows[n] = (Wk__PlacedWeights)WK__PLACED_WEIGHTS__INIT;
+		ret_rows[n].placement = (char *)rpc_placements[p];
+		ret_rows[n].n_bytes = w->placed_bytes[p];
+		ret_list[n] = &ret_rows[n];
+		n++;
+	}
+	return n;
+}
+
 static int rpc_encode_status(const struct message *m, const struct rpc_worker *w, Wk__Reply *reply,
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
 	const struct message_status *s = m->status;
 	Wk__Role roles[MESSAGE_MAX_ROLES];
 	Wk__Role *list[MESSAGE_MAX_ROLES];
+	Wk__PlacedWeights placed[RPC_N_PLACEMENTS];
+	Wk__PlacedWeights *placed_list[RPC_N_PLACEMENTS];
+	Wk__Streaming streaming = WK__STREAMING__INIT;
 	Wk__Status status = WK__STATUS__INIT;
 
 	for (uint32_t i = 0; i < s->n_roles; i++) {
@@ -304,6 +370,10 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.generated_tokens = s->generated_tokens;
 	status.n_dispatches = w->n_dispatches;
 	status.weightd_connected = w->is_weightd_connected;
+	status.n_placed_weights = rpc_fill_placed(w, placed, placed_list);
+	status.placed_weights = placed_list;
+	rpc_fill_streaming(&s->stream, &streaming);
+	status.streaming = &streaming;
 	reply->body_case = WK__REPLY__BODY_STATUS;
 	reply->status = &status;
 	return rpc_pack(reply, ret_data, ret_n_bytes);
@@ -409,6 +479,7 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	switch (m->kind) {
 	case MESSAGE_HELLO: return rpc_encode_welcome(worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_STATUS: return rpc_encode_status(m, worker, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_GENERATE: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_TOKEN: return rpc_encode_token(m, &reply, ret_data, ret_n_bytes);
 	default: return rpc_encode_small(m, &reply, ret_data, ret_n_bytes);

@@ -14,6 +14,8 @@
 struct err;
 struct message;
 
+enum { RPC_N_PLACEMENTS = 5 };
+
 /* What the worker says of itself in Welcome and Status. Strings are borrowed. */
 struct rpc_worker {
 	const char *model;
@@ -26,7 +28,8 @@ struct rpc_worker {
 	uint32_t n_dispatches; /* of one decode step */
 	uint64_t generation;
 	uint64_t weights_bytes;
-	uint64_t start_ns; /* clock_now_ns of the process's start */
+	uint64_t placed_bytes[RPC_N_PLACEMENTS]; /* by enum manifest_placement */
+	uint64_t start_ns;                       /* clock_now_ns of the process's start */
 	uint64_t attach_ns;
 	uint64_t ready_ns;
 };

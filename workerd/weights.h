@@ -3,9 +3,11 @@
 #define WORKERD_WEIGHTS_H
 
 /*
- * The attached model: the manifest and the imported memory of one generation. Read-only by
- * agreement: Vulkan's import has no access flag. Made on the main thread, then the engine thread's.
+ * The attached model: the manifest and the memory of one generation, imported or, where it is
+ * `paged`, to be read. Read-only by agreement: Vulkan's import has no access flag. Made on the main
+ * thread, then the engine thread's.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -16,14 +18,31 @@ struct vk_device;
 struct vk_memory;
 struct weights_client;
 
+/* Where the bytes of the manifest's allocation of the same index are for this worker. */
+struct weights_alloc {
+	uint32_t placement;       /* enum manifest_placement; 0: not attached */
+	struct vk_memory *memory; /* NULL: paged */
+	uint64_t base;            /* where in memory its bytes begin */
+	void *map;                /* the host pages behind memory; NULL where it has none of ours */
+	uint64_t n_map_bytes;
+	int fd;               /* paged: read at file_offset, owned; else -1 */
+	uint64_t file_offset; /* paged */
+};
+
 struct weights {
 	struct manifest *manifest;
 	uint64_t generation;
-	uint32_t n_memories;
-	struct vk_memory **memories; /* [n_memories], by manifest alloc index */
-	uint64_t n_bytes;            /* of all of them */
-	uint64_t attach_ns;          /* Acquire sent to last buffer bound */
+	uint32_t n_allocs;
+	struct weights_alloc *allocs; /* [n_allocs], by manifest alloc index */
+	uint64_t n_bytes;             /* of all of them */
+	uint64_t attach_ns;           /* Acquire sent to last buffer bound */
 };
+
+/* The layer of a tensor that belongs to none. */
+enum { WEIGHTS_NO_LAYER = UINT32_MAX };
+
+/* A paged tensor's address is this and its offset: one that no device has. */
+#define WEIGHTS_PAGED_ADDRESS (1ull << 63)
 
 /* A tensor where it lies. */
 struct weights_tensor {
@@ -32,11 +51,25 @@ struct weights_tensor {
 	uint32_t layout;  /* enum manifest_layout */
 	uint64_t ne[4];   /* [0] is the row length */
 	uint64_t n_bytes;
+	uint32_t alloc;  /* index into weights.allocs */
+	uint32_t layer;  /* of "blk.<layer>.", or WEIGHTS_NO_LAYER */
+	uint64_t offset; /* into the allocation */
 };
 
-/* Takes a lease, imports every allocation, checks the manifest and acquires ownership. */
+/*
+ * Conditions of weights_attach. WEIGHTS_REFUSED: the driver refused an import that it was expected
+ * to take; *ret_refused is the enum weights_client_handle, ret_err the driver's reason. The device
+ * may be poisoned: it is to be made anew, and another lease taken without that handle type.
+ */
+enum { WEIGHTS_REFUSED = 2 };
+
+/*
+ * Takes a lease, imports every allocation, checks the manifest and acquires ownership. Descriptors
+ * that are host pages are mapped after their size was checked; the mapping lives as long as the
+ * memory. ret_refused is written with WEIGHTS_REFUSED only.
+ */
 int must_check weights_attach(struct weights_client *c, struct vk_device *d, const char *model,
-	struct err *ret_err, struct weights **ret_weights);
+	struct err *ret_err, uint32_t *ret_refused, struct weights **ret_weights);
 
 /* Frees the imports; the lease is the client's connection. Accepts NULL; returns NULL. */
 struct weights *weights_free(struct weights *w);
@@ -44,5 +77,13 @@ struct weights *weights_free(struct weights *w);
 /* Looked up when the plan is built, never in a step. -ENOENT with the name in ret_err. */
 int must_check weights_find(const struct weights *w, const char *name, struct err *ret_err,
 	struct weights_tensor *ret_tensor);
+
+/* Bytes of the allocations with that enum manifest_placement. */
+uint64_t weights_count_bytes(const struct weights *w, uint32_t placement);
+
+/* Reads a paged allocation's bytes. -EIO with a sentence where the file has been cut. Any thread.
+ */
+int must_check weights_read(const struct weights_alloc *a, uint64_t offset, uint64_t n_bytes,
+	void *ret_bytes, struct err *ret_err);
 
 #endif

@@ -11,6 +11,7 @@
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "vk/probe.h"
 #include "workerd/kv.h"
 #include "workerd/options.h"
 #include "workerd/plan.h"
@@ -70,14 +71,27 @@ static int worker_make_kv(struct worker *w, const struct options *o, struct err 
 	return kv_new(w->device, &params, ret_err, &w->kv);
 }
 
+/* Where all memory is the device's own, copies of it are no faster. */
+static bool worker_has_host_memory(const struct worker *w)
+{
+	const struct vk_device_info *info = vk_device_get_info(w->device);
+
+	for (uint32_t i = 0; i < info->n_heaps; i++)
+		if (!info->heaps[i].device_local)
+			return true;
+	return false;
+}
+
 /* The chunk that was asked for, or less where the device has no memory for it. */
 static int worker_make_plan(struct worker *w, const struct options *o, struct err *ret_err)
 {
 	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
 	uint32_t n_rows = n_asked;
-	struct plan_params params = {.n_logit_rows = o->n_sessions};
+	struct plan_params params = {.n_logit_rows = o->n_sessions, .stream_rows = o->stream_rows};
 	int r;
 
+	if (!params.stream_rows && !worker_has_host_memory(w))
+		params.stream_rows = PLAN_NEVER_STREAM;
 	if (n_rows < o->n_sessions)
 		return err_set(ret_err, EINVAL,
 			"--chunk: expected at least the %" PRIu32 " of --sessions, found %" PRIu32,
@@ -123,7 +137,41 @@ static int worker_check_spills(struct worker *w, const struct options *o, struct
 	return 0;
 }
 
-static int worker_fill(struct worker *w, const struct options *o, struct err *ret_err)
+/*
+ * What of enum weights_client_handle this device takes, a bit each. weightd may see another device
+ * or be in another container, so its own probe says nothing of this process.
+ */
+static uint32_t worker_get_handle_types(const struct vk_device *d)
+{
+	const struct vk_device_info *info = vk_device_get_info(d);
+	struct vk_probe probe = {0};
+	const struct vk_probe_result *kinds = probe.kinds;
+	struct err e = ERR_NULL;
+	uint32_t types = 0;
+
+	if (vk_probe_get(info, NULL, &e, &probe))
+		log_warn("what the device can import was not found out: %s", e.text);
+	if (info->has_export_fd)
+		types |= 1u << WEIGHTS_CLIENT_OPAQUE_FD;
+	if (info->has_import_dma_buf)
+		types |= 1u << WEIGHTS_CLIENT_DMA_BUF;
+	if (!info->has_import_host && kinds[VK_PROBE_MEMFD_DMA_BUF].is_ok)
+		types |= 1u << WEIGHTS_CLIENT_MEMFD;
+	/* A device that wants larger pages than windows have gets none. */
+	if (!info->has_import_host || WEIGHTS_CLIENT_PAGE_BYTES % info->import_align)
+		return types;
+	if (kinds[VK_PROBE_MEMFD].is_ok)
+		types |= 1u << WEIGHTS_CLIENT_MEMFD;
+	/* weightd knows what kind of file it is; where it hopes too much, the import says so. */
+	if (kinds[VK_PROBE_DISK].is_ok || kinds[VK_PROBE_DISK_READ_ONLY].is_ok ||
+		kinds[VK_PROBE_TMPFS].is_ok || kinds[VK_PROBE_TMPFS_READ_ONLY].is_ok)
+		types |= 1u << WEIGHTS_CLIENT_FILE;
+	return types;
+}
+
+/* One connection, one device, one lease. */
+static int worker_try_attach(struct worker *w, const struct options *o, uint32_t refused_types,
+	struct err *ret_err, uint32_t *ret_refused)
 {
 	int r = weights_client_new(o->weights, WEIGHTS_CLIENT_WORKER, ret_err, &w->weightd);
 
@@ -132,10 +180,57 @@ static int worker_fill(struct worker *w, const struct options *o, struct err *re
 		return r;
 	}
 	r = worker_open_device(w, o, ret_err);
-	if (!r)
-		r = weights_attach(w->weightd, w->device, o->model, ret_err, &w->weights);
-	if (!r)
-		r = worker_make_kv(w, o, ret_err);
+	if (r)
+		return r;
+	weights_client_set_handle_types(
+		w->weightd, worker_get_handle_types(w->device) & ~refused_types);
+	return weights_attach(w->weightd, w->device, o->model, ret_err, ret_refused, &w->weights);
+}
+
+/* The slow placement is never silent. */
+static void worker_say_paged(const struct worker *w)
+{
+	uint64_t n_bytes = weights_count_bytes(w->weights, MANIFEST_PLACEMENT_PAGED);
+
+	if (n_bytes)
+		log_warn("%" PRIu64 " of %" PRIu64 " bytes of weights are paged: every step copies "
+			 "them through the processor",
+			n_bytes, w->weights->n_bytes);
+}
+
+/*
+ * A refused import poisons the device on some drivers: everything that came later would fail too.
+ * So all is made anew, with a lease that asks for nothing of the kind that was refused.
+ */
+static int worker_attach(struct worker *w, const struct options *o, struct err *ret_err)
+{
+	uint32_t refused_types = 0, refused;
+
+	for (;;) {
+		int r = worker_try_attach(w, o, refused_types, ret_err, &refused);
+
+		if (r != WEIGHTS_REFUSED)
+			return r;
+		if (refused >= 32 || refused_types >> refused & 1)
+			return err_set(ret_err, EIO,
+				"handle type %" PRIu32 " was refused and came again", refused);
+		log_warn("%s; the weights are taken again without handle type %" PRIu32,
+			ret_err->text, refused);
+		refused_types |= 1u << refused;
+		w->device = vk_device_free(w->device);
+		w->weightd = weights_client_free(w->weightd);
+		*ret_err = ERR_NULL;
+	}
+}
+
+static int worker_fill(struct worker *w, const struct options *o, struct err *ret_err)
+{
+	int r = worker_attach(w, o, ret_err);
+
+	if (r)
+		return r;
+	worker_say_paged(w);
+	r = worker_make_kv(w, o, ret_err);
 	if (!r)
 		r = worker_make_plan(w, o, ret_err);
 	if (!r)
