@@ -14,6 +14,7 @@ enum {
 	STATUS_MAX_PEERS = 4096,
 	STATUS_MAX_LEASES = 1024, /* of a peer */
 	STATUS_MAX_STRING_BYTES = 4096,
+	STATUS_MAX_DEVICES = 64,
 };
 
 static const char *const status_states[] = {
@@ -91,7 +92,30 @@ void weights_client_status_fini(struct weights_client_status *s)
 	free(s->models);
 	free(s->peers);
 	free(s->build);
+	free(s->devices);
 	*s = (struct weights_client_status){0};
+}
+
+static int must_check status_read_abilities(
+	const Wd__Device *m, struct err *ret_err, struct weights_client_device *d)
+{
+	int r = status_cap("abilities", 0, m->n_abilities, ARRAY_SIZE(d->abilities), ret_err);
+
+	for (size_t i = 0; r == 0 && i < m->n_abilities; i++) {
+		const Wd__Ability *from = m->abilities[i];
+		struct weights_client_ability *to = &d->abilities[d->n_abilities++];
+
+		to->ok = from->ok;
+		if (strlen(from->kind) >= sizeof(to->kind) ||
+			strlen(from->reason) >= sizeof(to->reason))
+			return err_set(ret_err, EPROTO,
+				"weightd: device: ability: expected a kind of at most %zu bytes "
+				"and a reason of %zu",
+				sizeof(to->kind) - 1, sizeof(to->reason) - 1);
+		strcpy(to->kind, from->kind);
+		strcpy(to->reason, from->reason);
+	}
+	return r;
 }
 
 int weights_client_status_read_device(
@@ -128,6 +152,9 @@ int weights_client_status_read_device(
 			.usage_bytes = heap->usage_bytes,
 		};
 	}
+	int r = status_read_abilities(m, ret_err, &d);
+	if (r < 0)
+		return r;
 	*ret_device = d;
 	return 0;
 }
@@ -145,6 +172,9 @@ void weights_client_status_read_alloc(
 		.placement = (uint32_t)m->placement,
 		.inode = m->inode,
 		.dev = m->dev,
+		.file_offset = m->file_offset,
+		.writable = m->writable,
+		.device = m->device,
 		.fd = -1,
 	};
 }
@@ -189,6 +219,7 @@ static int must_check status_read_generation(
 	g->load_ns = m->load_ns;
 	g->n_leases = m->n_leases;
 	g->n_tensors = m->n_tensors;
+	g->unmet_bytes = m->unmet_bytes;
 	int r = status_string("origin", m->origin, ret_err, &g->origin);
 	if (r == 0)
 		r = status_string("path", m->path, ret_err, &g->path);
@@ -279,6 +310,15 @@ static int must_check status_read_head(
 	int r = weights_client_status_read_device(m->device, ret_err, &s->device);
 	if (r == 0)
 		r = status_string("build", m->build, ret_err, &s->build);
+	if (r == 0)
+		r = status_cap("devices", 0, m->n_devices, STATUS_MAX_DEVICES, ret_err);
+	if (r == 0)
+		r = status_grow(
+			(void **)&s->devices, 0, m->n_devices, sizeof(*s->devices), ret_err);
+	for (size_t i = 0; r == 0 && i < m->n_devices; i++) {
+		r = weights_client_status_read_device(m->devices[i], ret_err, &s->devices[i]);
+		s->n_devices += r == 0;
+	}
 	return r;
 }
 

@@ -22,6 +22,7 @@ enum {
 struct weights_client {
 	struct weights_link link;
 	struct weights_client_device device;
+	uint32_t handle_types; /* what the caller imports, a bit each */
 };
 
 int weights_client_default_path(char *ret_path, uint32_t n_bytes)
@@ -131,6 +132,11 @@ void weights_client_set_event_fn(
 	c->link.userdata = userdata;
 }
 
+void weights_client_set_handle_types(struct weights_client *c, uint32_t mask)
+{
+	c->handle_types = mask;
+}
+
 void weights_client_acquired_fini(struct weights_client_acquired *a)
 {
 	for (uint32_t i = 0; i < a->n_allocs; i++)
@@ -140,12 +146,46 @@ void weights_client_acquired_fini(struct weights_client_acquired *a)
 	*a = (struct weights_client_acquired){.manifest_fd = -1};
 }
 
-/* What the importer will repeat to Vulkan or map: a wrong size there is a crash here. */
+/* The window lies in the descriptor's file: what is mapped beyond it would kill its reader. */
+static int must_check weights_client_check_window(
+	const struct weights_client_alloc *a, int fd, struct err *ret_err)
+{
+	uint64_t end, needed, found;
+	struct stat st;
+
+	if (a->file_offset % WEIGHTS_CLIENT_PAGE_BYTES || a->n_bytes % WEIGHTS_CLIENT_PAGE_BYTES ||
+		__builtin_add_overflow(a->file_offset, a->n_bytes, &end) || end > INT64_MAX)
+		return err_set(ret_err, EPROTO,
+			"weightd: allocation %u: expected a window of whole pages, found %llu "
+			"bytes at %llu",
+			a->index, (unsigned long long)a->n_bytes,
+			(unsigned long long)a->file_offset);
+	if (fd < 0)
+		return 0;
+	if (fstat(fd, &st) < 0)
+		return err_set(
+			ret_err, errno, "weightd: allocation %u: %s", a->index, strerror(errno));
+	found = (uint64_t)st.st_size;
+	needed = end;
+	if (a->handle_type == WEIGHTS_CLIENT_FILE) { /* it may end inside its last page */
+		needed = end - WEIGHTS_CLIENT_PAGE_BYTES + 1;
+		if (needed < a->file_offset + a->buffer_bytes)
+			needed = a->file_offset + a->buffer_bytes;
+	}
+	if (found < needed)
+		return err_set(ret_err, EPROTO,
+			"weightd: allocation %u: expected a file of %llu bytes, found %llu",
+			a->index, (unsigned long long)needed, (unsigned long long)found);
+	return 0;
+}
+
+/*
+ * What the importer will repeat to Vulkan or map: a wrong size there is a crash here. fd -1: it has
+ * not come along.
+ */
 static int must_check weights_client_check_alloc(
 	const struct weights_client_alloc *a, uint32_t index, int fd, struct err *ret_err)
 {
-	struct stat st;
-
 	if (a->index != index)
 		return err_set(ret_err, EPROTO, "weightd: allocation: expected index %u, found %u",
 			index, a->index);
@@ -153,7 +193,7 @@ static int must_check weights_client_check_alloc(
 		return err_set(ret_err, EPROTO,
 			"weightd: allocation %u: expected a buffer of 1 to %llu bytes, found %llu",
 			index, (unsigned long long)a->n_bytes, (unsigned long long)a->buffer_bytes);
-	if (a->handle_type != WEIGHTS_CLIENT_OPAQUE_FD && a->handle_type != WEIGHTS_CLIENT_MEMFD)
+	if (a->handle_type < WEIGHTS_CLIENT_OPAQUE_FD || a->handle_type > WEIGHTS_CLIENT_DMA_BUF)
 		return err_set(ret_err, EPROTO, "weightd: allocation %u: unknown handle type %u",
 			index, a->handle_type);
 	if (a->placement < MANIFEST_PLACEMENT_DEVICE || a->placement > MANIFEST_PLACEMENT_PAGED)
@@ -163,21 +203,17 @@ static int must_check weights_client_check_alloc(
 		return err_set(ret_err, EPROTO,
 			"weightd: allocation %u: memory type: expected below %d, found %u", index,
 			WEIGHTS_CLIENT_MAX_MEMORY_TYPES, a->memory_type_index);
-	if (a->handle_type != WEIGHTS_CLIENT_MEMFD)
-		return 0;
-	if (fstat(fd, &st) < 0)
-		return err_set(
-			ret_err, errno, "weightd: allocation %u: %s", index, strerror(errno));
-	if ((uint64_t)st.st_size < a->n_bytes)
-		return err_set(ret_err, EPROTO,
-			"weightd: allocation %u: expected a file of %llu bytes, found %lld", index,
-			(unsigned long long)a->n_bytes, (long long)st.st_size);
+	if (a->handle_type == WEIGHTS_CLIENT_MEMFD || a->handle_type == WEIGHTS_CLIENT_FILE)
+		return weights_client_check_window(a, fd, ret_err);
 	return 0;
 }
 
-/* Adds what one packet brought; the descriptors in fds that are used are taken out of it. */
-static int must_check weights_client_add_acquired(const Wd__Acquired *m, struct fdlist *fds,
-	struct err *ret_err, struct weights_client_acquired *a)
+/*
+ * Adds what one packet brought; the descriptors in fds that are used are taken out of it. Without
+ * has_fds the allocations have none.
+ */
+static int must_check weights_client_add_acquired(const Wd__Acquired *m, bool has_fds,
+	struct fdlist *fds, struct err *ret_err, struct weights_client_acquired *a)
 {
 	bool first = a->manifest_fd < 0;
 	uint32_t n_before = a->n_allocs;
@@ -190,10 +226,10 @@ static int must_check weights_client_add_acquired(const Wd__Acquired *m, struct 
 		return err_set(ret_err, EPROTO,
 			"weightd: lease: generation: expected %llu, found %llu",
 			(unsigned long long)a->generation, (unsigned long long)m->generation);
-	if (fds->n != m->n_allocations + (first ? 1 : 0))
+	if (fds->n != (has_fds ? m->n_allocations : 0) + (first ? 1 : 0))
 		return err_set(ret_err, EPROTO,
 			"weightd: lease: expected a descriptor an allocation (%zu), found %u",
-			m->n_allocations, fds->n);
+			has_fds ? m->n_allocations : 0, fds->n);
 	if (m->n_allocations == 0 && !(first && m->more))
 		return err_set(ret_err, EPROTO, "weightd: lease: a packet without allocations");
 	if (m->n_allocations > MANIFEST_MAX_ALLOCS - n_before)
@@ -212,12 +248,43 @@ static int must_check weights_client_add_acquired(const Wd__Acquired *m, struct 
 		uint32_t at = i + (first ? 1 : 0);
 
 		weights_client_status_read_alloc(m->allocations[i], alloc);
-		int r = weights_client_check_alloc(alloc, n_before + i, fds->fds[at], ret_err);
+		int r = weights_client_check_alloc(
+			alloc, n_before + i, has_fds ? fds->fds[at] : -1, ret_err);
 		if (r < 0)
 			return r;
-		alloc->fd = fdlist_take(fds, at);
+		if (has_fds)
+			alloc->fd = fdlist_take(fds, at);
 		a->n_allocs++;
 	}
+	return 0;
+}
+
+/* The packets that answer an Acquire or a Describe. */
+static int must_check weights_client_receive_acquired(struct weights_client *c, int timeout_ms,
+	bool has_fds, struct err *ret_err, struct weights_client_acquired *ret_acquired)
+{
+	_cleanup_(weights_client_acquired_fini)
+	struct weights_client_acquired acquired = {.manifest_fd = -1};
+	bool more = true;
+
+	while (more) {
+		_cleanup_(weights_link_free_reply)
+		Wd__Reply *reply = NULL;
+		_cleanup_(fdlist_fini)
+		struct fdlist fds = FDLIST_NULL;
+		int r = weights_link_recv(
+			&c->link, WD__REPLY__BODY_ACQUIRED, timeout_ms, ret_err, &reply, &fds);
+
+		if (r == 0)
+			r = weights_client_add_acquired(
+				reply->acquired, has_fds, &fds, ret_err, &acquired);
+		if (r < 0)
+			return r;
+		more = reply->acquired->more;
+		timeout_ms = WEIGHTS_LINK_TIMEOUT_MS;
+	}
+	*ret_acquired = acquired;
+	acquired = (struct weights_client_acquired){.manifest_fd = -1};
 	return 0;
 }
 
@@ -225,38 +292,36 @@ int weights_client_acquire(struct weights_client *c, const char *model, const ui
 	const uint8_t *driver_uuid, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired)
 {
-	_cleanup_(weights_client_acquired_fini)
-	struct weights_client_acquired acquired = {.manifest_fd = -1};
 	Wd__Acquire acquire = WD__ACQUIRE__INIT;
 	Wd__Request request = WD__REQUEST__INIT;
-	int timeout_ms = WEIGHTS_LINK_FOREVER;
-	bool more = true;
 
 	acquire.model = (char *)model;
 	acquire.device_uuid = (ProtobufCBinaryData){.data = (uint8_t *)device_uuid, .len = 16};
 	acquire.driver_uuid = (ProtobufCBinaryData){.data = (uint8_t *)driver_uuid, .len = 16};
+	acquire.handle_types = c->handle_types;
 	request.body_case = WD__REQUEST__BODY_ACQUIRE;
 	request.acquire = &acquire;
 	int r = weights_link_send(&c->link, &request, NULL, ret_err);
-	while (r == 0 && more) {
-		_cleanup_(weights_link_free_reply)
-		Wd__Reply *reply = NULL;
-		_cleanup_(fdlist_fini)
-		struct fdlist fds = FDLIST_NULL;
-
-		r = weights_link_recv(
-			&c->link, WD__REPLY__BODY_ACQUIRED, timeout_ms, ret_err, &reply, &fds);
-		if (r == 0)
-			r = weights_client_add_acquired(reply->acquired, &fds, ret_err, &acquired);
-		if (r == 0)
-			more = reply->acquired->more;
-		timeout_ms = WEIGHTS_LINK_TIMEOUT_MS;
-	}
 	if (r < 0)
 		return r;
-	*ret_acquired = acquired;
-	acquired = (struct weights_client_acquired){.manifest_fd = -1};
-	return 0;
+	return weights_client_receive_acquired(
+		c, WEIGHTS_LINK_FOREVER, true, ret_err, ret_acquired);
+}
+
+int weights_client_describe(struct weights_client *c, const char *model, struct err *ret_err,
+	struct weights_client_acquired *ret_acquired)
+{
+	Wd__Describe describe = WD__DESCRIBE__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	describe.model = (char *)model;
+	request.body_case = WD__REQUEST__BODY_DESCRIBE;
+	request.describe = &describe;
+	int r = weights_link_send(&c->link, &request, NULL, ret_err);
+	if (r < 0)
+		return r;
+	return weights_client_receive_acquired(
+		c, WEIGHTS_LINK_TIMEOUT_MS, false, ret_err, ret_acquired);
 }
 
 int weights_client_load(struct weights_client *c, const char *name, const char *path, int fd,

@@ -29,6 +29,15 @@ struct weights_client_heap {
 	uint64_t usage_bytes;
 };
 
+enum { WEIGHTS_CLIENT_MAX_ABILITIES = 32 };
+
+/* One question of weightd's probe and its answer. */
+struct weights_client_ability {
+	char kind[32];
+	bool ok;
+	char reason[256]; /* the driver's error when not ok */
+};
+
 struct weights_client_device {
 	uint8_t uuid[16];
 	uint8_t driver_uuid[16];
@@ -36,9 +45,20 @@ struct weights_client_device {
 	bool software;
 	uint32_t n_heaps;
 	struct weights_client_heap heaps[16];
+	uint32_t n_abilities; /* 0 before the probe has run */
+	struct weights_client_ability abilities[WEIGHTS_CLIENT_MAX_ABILITIES];
 };
 
-enum weights_client_handle { WEIGHTS_CLIENT_OPAQUE_FD = 1, WEIGHTS_CLIENT_MEMFD = 2 };
+enum weights_client_handle {
+	WEIGHTS_CLIENT_OPAQUE_FD = 1,
+	WEIGHTS_CLIENT_MEMFD = 2,
+	WEIGHTS_CLIENT_FILE = 3,
+	WEIGHTS_CLIENT_DMA_BUF = 4,
+};
+
+/* Windows of memfds and files start and end at multiples of this; only a file's last may end
+ * behind its end, inside that page. */
+enum { WEIGHTS_CLIENT_PAGE_BYTES = 4096 };
 
 /* What an importer must repeat to Vulkan; see Allocation in weightd.proto. */
 struct weights_client_alloc {
@@ -51,7 +71,10 @@ struct weights_client_alloc {
 	uint32_t placement; /* enum manifest_placement */
 	uint64_t inode;
 	uint64_t dev;
-	int fd; /* owned by the holder of this struct until taken; -1 in status */
+	uint64_t file_offset; /* memfd and file: where the window starts, a page boundary */
+	bool writable;        /* memfd and file: the mapping is to be read-write */
+	uint32_t device;      /* in a status: 1 + index in its devices; 0: of none of them */
+	int fd;               /* owned by the holder of this struct until taken; -1 in status */
 };
 
 /* A lease's worth of a generation. */
@@ -79,6 +102,7 @@ struct weights_client_generation {
 	uint64_t load_ns;
 	uint32_t n_leases;
 	uint32_t n_tensors;
+	uint64_t unmet_bytes; /* paged for want of a better placement */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -120,6 +144,8 @@ struct weights_client_status {
 	char *build;
 	uint64_t uptime_ns;
 	struct weights_client_device device;
+	uint32_t n_devices; /* all that weightd serves, device among them */
+	struct weights_client_device *devices;
 	uint32_t n_models;
 	struct weights_client_model *models;
 	uint32_t n_peers;
@@ -135,6 +161,7 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_UNLOADED,
 	WEIGHTS_CLIENT_ATTACHED,
 	WEIGHTS_CLIENT_DETACHED,
+	WEIGHTS_CLIENT_LOST, /* text says why */
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -174,10 +201,18 @@ int weights_client_get_fd(const struct weights_client *c);
 void weights_client_set_event_fn(
 	struct weights_client *c, weights_client_event_fn fn, void *userdata);
 
+/* Bit h set: acquire may bring enum weights_client_handle h. 0, as at first: opaque fds alone. */
+void weights_client_set_handle_types(struct weights_client *c, uint32_t mask);
+
 /* A lease on the newest ready generation; waits while it loads. uuids are 16 bytes each. */
 int must_check weights_client_acquire(struct weights_client *c, const char *model,
 	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired);
+
+/* The manifest and the allocations of the newest generation, without their fds and without a lease.
+ */
+int must_check weights_client_describe(struct weights_client *c, const char *model,
+	struct err *ret_err, struct weights_client_acquired *ret_acquired);
 
 /* fd (borrowed): the opened model file. Returns when the model is ready. */
 int must_check weights_client_load(struct weights_client *c, const char *name, const char *path,

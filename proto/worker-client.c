@@ -437,8 +437,13 @@ static int must_check worker_client_read_status(
 		.generated_tokens = m->generated_tokens,
 		.n_dispatches = m->n_dispatches,
 		.weightd_connected = m->weightd_connected,
+		.n_placed_weights = (uint32_t)m->n_placed_weights,
 	};
 
+	if (m->n_placed_weights > ARRAY_SIZE(s.placed_weights))
+		return err_set(ret_err, EPROTO,
+			"worker: status: expected at most %zu placements, found %zu",
+			ARRAY_SIZE(s.placed_weights), m->n_placed_weights);
 	if (m->n_roles > ARRAY_SIZE(s.roles))
 		return err_set(ret_err, EPROTO,
 			"worker: status: expected at most %zu roles, found %zu",
@@ -454,6 +459,20 @@ static int must_check worker_client_read_status(
 		role->spilled_bytes = m->roles[i]->spilled_bytes;
 		r = worker_client_copy(
 			"role", m->roles[i]->name, sizeof(role->name), ret_err, role->name);
+	}
+	for (uint32_t i = 0; r == 0 && i < s.n_placed_weights; i++) {
+		struct worker_client_placed *p = &s.placed_weights[i];
+
+		p->n_bytes = m->placed_weights[i]->n_bytes;
+		r = worker_client_copy("placement", m->placed_weights[i]->placement,
+			sizeof(p->placement), ret_err, p->placement);
+	}
+	if (r == 0 && m->streaming) {
+		s.stream_rows = m->streaming->rows;
+		s.stream_steps = m->streaming->steps;
+		s.stream_ns = m->streaming->step_ns;
+		s.stream_bytes = m->streaming->copied_bytes;
+		s.paged_bytes = m->streaming->paged_bytes;
 	}
 	if (r == 0)
 		*ret_status = s;
@@ -474,4 +493,42 @@ int worker_client_status(
 	if (r == 0)
 		r = worker_client_read_status(reply->status, ret_err, ret_status);
 	return r;
+}
+
+int worker_client_bench_memory(struct worker_client *c, struct err *ret_err,
+	struct worker_client_rate ret_rates[WORKER_CLIENT_MAX_PLACEMENTS], uint32_t *ret_n)
+{
+	_cleanup_(worker_link_free_reply)
+	Wk__Reply *reply = NULL;
+	Wk__BenchMemory message = WK__BENCH_MEMORY__INIT;
+	Wk__Request request = WK__REQUEST__INIT;
+	struct worker_client_rate rates[WORKER_CLIENT_MAX_PLACEMENTS];
+
+	request.body_case = WK__REQUEST__BODY_BENCH_MEMORY;
+	request.bench_memory = &message;
+	int r = worker_link_call(&c->link, &request, WK__REPLY__BODY_MEMORY_RATES, ret_err, &reply);
+	if (r)
+		return r;
+	size_t n = reply->memory_rates->n_rates;
+	if (n > WORKER_CLIENT_MAX_PLACEMENTS)
+		return err_set(ret_err, EPROTO, "worker: rates: expected at most %d, found %zu",
+			WORKER_CLIENT_MAX_PLACEMENTS, n);
+	for (size_t i = 0; i < n; i++) {
+		const Wk__MemoryRate *m = reply->memory_rates->rates[i];
+
+		rates[i] = (struct worker_client_rate){
+			.n_bytes = m->n_bytes,
+			.read_ns = m->read_ns,
+			.copy_ns = m->copy_ns,
+			.n_stream_bytes = m->n_stream_bytes,
+			.stream_ns = m->stream_ns,
+		};
+		r = worker_client_copy("placement", m->placement, sizeof(rates[i].placement),
+			ret_err, rates[i].placement);
+		if (r)
+			return r;
+	}
+	memcpy(ret_rates, rates, n * sizeof(*rates));
+	*ret_n = (uint32_t)n;
+	return 0;
 }

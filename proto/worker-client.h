@@ -130,6 +130,13 @@ struct worker_client_role {
 	uint64_t spilled_bytes;
 };
 
+enum { WORKER_CLIENT_MAX_PLACEMENTS = 4 };
+
+struct worker_client_placed {
+	char placement[16]; /* "device", "pinned", "staged" or "paged" */
+	uint64_t n_bytes;
+};
+
 struct worker_client_status {
 	int32_t pid;
 	uint64_t uptime_ns;
@@ -150,7 +157,28 @@ struct worker_client_status {
 	uint64_t generated_tokens;
 	uint32_t n_dispatches;
 	bool weightd_connected;
+	uint32_t n_placed_weights;
+	struct worker_client_placed placed_weights[WORKER_CLIENT_MAX_PLACEMENTS];
+	uint32_t stream_rows; /* 0: no step copies weights */
+	uint64_t stream_steps;
+	uint64_t stream_ns;
+	uint64_t stream_bytes;
+	uint64_t paged_bytes;
 };
+
+/* See MemoryRate in workerd.proto. */
+struct worker_client_rate {
+	char placement[16];
+	uint64_t n_bytes;
+	uint64_t read_ns;
+	uint64_t copy_ns;
+	uint64_t n_stream_bytes;
+	uint64_t stream_ns;
+};
+
+/* Blocks while the worker measures. *ret_n of ret_rates are filled. */
+int must_check worker_client_bench_memory(struct worker_client *c, struct err *ret_err,
+	struct worker_client_rate ret_rates[WORKER_CLIENT_MAX_PLACEMENTS], uint32_t *ret_n);
 
 int must_check worker_client_status(
 	struct worker_client *c, struct err *ret_err, struct worker_client_status *ret_status);

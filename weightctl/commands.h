@@ -19,11 +19,13 @@ int must_check load_run(const struct options *o, struct err *ret_err);
 int must_check unload_run(const struct options *o, struct err *ret_err);
 int must_check ls_run(const struct options *o, struct err *ret_err);
 int must_check status_run(const struct options *o, struct err *ret_err);
+int must_check map_run(const struct options *o, struct err *ret_err);
 int must_check ask_run(const struct options *o, struct err *ret_err);
 int must_check chat_run(const struct options *o, struct err *ret_err);
 int must_check complete_run(const struct options *o, struct err *ret_err);
 int must_check inspect_run(const struct options *o, struct err *ret_err);
 int must_check tokenize_run(const struct options *o, struct err *ret_err);
 int must_check detokenize_run(const struct options *o, struct err *ret_err);
+int must_check bench_memory_run(const struct options *o, struct err *ret_err);
 
 #endif

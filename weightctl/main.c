@@ -21,12 +21,14 @@ static const struct command commands[] = {
 	{"unload", "NAME", 1, 1, unload_run},
 	{"ls", "no argument", 0, 0, ls_run},
 	{"status", "no argument", 0, 0, status_run},
+	{"map", "NAME", 1, 1, map_run},
 	{"inspect", "FILE", 1, 1, inspect_run},
 	{"ask", "TEXT", 1, 1, ask_run},
 	{"chat", "no argument", 0, 0, chat_run},
 	{"complete", "TEXT", 1, 1, complete_run},
 	{"tokenize", "TEXT", 1, 1, tokenize_run},
 	{"detokenize", "ID...", 1, UINT32_MAX, detokenize_run},
+	{"bench-memory", "no argument", 0, 0, bench_memory_run},
 };
 
 static const char help[] =
@@ -40,6 +42,8 @@ static const char help[] =
 	"  status              device, models, allocations, workers and what sharing saves;\n"
 	"                      with --worker that worker's own status too, with only --worker it "
 	"alone\n"
+	"                      with --devices what each device can do, and why not\n"
+	"  map NAME            where every tensor of a model lives\n"
 	"  inspect FILE        what a GGUF file holds, and whether it would load\n"
 	"\n"
 	"Text, asked of a worker:\n"
@@ -48,11 +52,14 @@ static const char help[] =
 	"  complete TEXT       continue a text; special tokens written in it are recognised\n"
 	"  tokenize TEXT       the ids of a text; special tokens written in it are recognised\n"
 	"  detokenize ID...    the text of ids\n"
+	"  bench-memory        what the memory of its weights gives, beside plain copies, and how\n"
+	"                      fast they were loaded; generations wait meanwhile\n"
 	"  A TEXT of \"-\" is read from standard input.\n"
 	"\n"
 	"Options, before or after the command:\n"
 	"  --weightd PATH      weightd's socket ($WEIGHTD_SOCKET)\n"
 	"  --worker PATH       the worker's socket ($WORKERD_SOCKET)\n"
+	"  --devices           status: the devices and what their probe found\n"
 	"  --json              one JSON object; figures in bytes\n"
 	"  --n-predict N       at most N tokens (0, the default: until the model ends)\n"
 	"  --temp T            temperature (0, the default: always the likeliest token)\n"

@@ -13,6 +13,7 @@ enum option_id {
 	WORKER,
 	JSON,
 	REPLACE,
+	DEVICES,
 	HELP,
 	VERSION,
 	N_PREDICT,
@@ -29,6 +30,7 @@ static const struct option long_options[] = {
 	{"worker", required_argument, NULL, WORKER},
 	{"json", no_argument, NULL, JSON},
 	{"replace", no_argument, NULL, REPLACE},
+	{"devices", no_argument, NULL, DEVICES},
 	{"help", no_argument, NULL, HELP},
 	{"version", no_argument, NULL, VERSION},
 	{"n-predict", required_argument, NULL, N_PREDICT},
@@ -79,6 +81,7 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case WORKER: o->worker = text; return 0;
 	case JSON: o->json = true; return 0;
 	case REPLACE: o->replace = true; return 0;
+	case DEVICES: o->devices = true; return 0;
 	case HELP: o->help = true; return 0;
 	case VERSION: o->version = true; return 0;
 	default: return set_number(o, id, name, text, e);

@@ -19,6 +19,7 @@ struct options {
 	const char *worker;
 	bool json;
 	bool replace;
+	bool devices;
 	bool help;
 	bool version;
 	uint32_t n_predict; /* 0: until the model ends */

@@ -34,24 +34,41 @@ static json_t *heap(const void *heaps, uint32_t i)
 		(json_int_t)h->usage_bytes);
 }
 
+static json_t *ability(const void *abilities, uint32_t i)
+{
+	const struct weights_client_ability *a =
+		(const struct weights_client_ability *)abilities + i;
+
+	return json_pack("{s:o, s:b, s:o}", "kind", output_name(a->kind), "ok", a->ok, "reason",
+		output_name(a->reason));
+}
+
 static json_t *device(const struct weights_client_device *d)
 {
-	return json_pack("{s:o, s:o, s:o, s:b, s:o}", "name", output_name(d->name), "uuid",
+	return json_pack("{s:o, s:o, s:o, s:b, s:o, s:o}", "name", output_name(d->name), "uuid",
 		output_name(status_names_uuid(d->uuid).text), "driver_uuid",
 		output_name(status_names_uuid(d->driver_uuid).text), "software", d->software,
-		"heaps", array_of(d->heaps, d->n_heaps, heap));
+		"heaps", array_of(d->heaps, d->n_heaps, heap), "abilities",
+		array_of(d->abilities, d->n_abilities, ability));
+}
+
+static json_t *device_at(const void *devices, uint32_t i)
+{
+	return device((const struct weights_client_device *)devices + i);
 }
 
 static json_t *allocation(const void *allocs, uint32_t i)
 {
 	const struct weights_client_alloc *a = (const struct weights_client_alloc *)allocs + i;
 
-	return json_pack("{s:I, s:I, s:I, s:s, s:s, s:I, s:b, s:I, s:I}", "index",
+	return json_pack("{s:I, s:I, s:I, s:s, s:s, s:I, s:b, s:I, s:I, s:I, s:b, s:I}", "index",
 		(json_int_t)a->index, "n_bytes", (json_int_t)a->n_bytes, "buffer_bytes",
 		(json_int_t)a->buffer_bytes, "placement", status_names_placement(a->placement),
 		"handle_type", status_names_handle(a->handle_type), "memory_type_index",
 		(json_int_t)a->memory_type_index, "dedicated", a->dedicated, "inode",
-		(json_int_t)a->inode, "dev", (json_int_t)a->dev);
+		(json_int_t)a->inode, "dev", (json_int_t)a->dev, "file_offset",
+		(json_int_t)a->file_offset, "writable", a->writable, "device",
+		(json_int_t)a->device);
 }
 
 static json_t *generation(const void *generations, uint32_t i)
@@ -60,15 +77,16 @@ static json_t *generation(const void *generations, uint32_t i)
 		(const struct weights_client_generation *)generations + i;
 
 	return json_pack(
-		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "id",
-		(json_int_t)g->id, "state", output_name(g->state), "origin", output_name(g->origin),
-		"path", output_name(g->path), "architecture", output_name(g->architecture),
-		"format", output_name(g->format), "n_parameters", (json_int_t)g->n_parameters,
-		"file_bytes", (json_int_t)g->file_bytes, "weights_bytes",
-		(json_int_t)g->weights_bytes, "manifest_bytes", (json_int_t)g->manifest_bytes,
-		"loaded_bytes", (json_int_t)g->loaded_bytes, "load_ns", (json_int_t)g->load_ns,
-		"n_leases", (json_int_t)g->n_leases, "n_tensors", (json_int_t)g->n_tensors,
-		"allocations", array_of(g->allocs, g->n_allocs, allocation));
+		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+		"id", (json_int_t)g->id, "state", output_name(g->state), "origin",
+		output_name(g->origin), "path", output_name(g->path), "architecture",
+		output_name(g->architecture), "format", output_name(g->format), "n_parameters",
+		(json_int_t)g->n_parameters, "file_bytes", (json_int_t)g->file_bytes,
+		"weights_bytes", (json_int_t)g->weights_bytes, "manifest_bytes",
+		(json_int_t)g->manifest_bytes, "loaded_bytes", (json_int_t)g->loaded_bytes,
+		"load_ns", (json_int_t)g->load_ns, "n_leases", (json_int_t)g->n_leases, "n_tensors",
+		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "allocations",
+		array_of(g->allocs, g->n_allocs, allocation));
 }
 
 static json_t *model(const void *models, uint32_t i)
@@ -124,12 +142,14 @@ json_t *status_json_weightd(const struct weights_client_status *s)
 {
 	struct sharing sharing = sharing_count(s);
 
-	return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I}}", "pid",
+	return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I}}", "pid",
 		s->pid, "version", output_name(s->build), "uptime_ns", (json_int_t)s->uptime_ns,
-		"device", device(&s->device), "models", status_json_models(s), "workers",
-		workers(s), "sharing", "n_workers", (json_int_t)sharing.n_workers, "n_leases",
-		(json_int_t)sharing.n_leases, "resident_bytes", (json_int_t)sharing.resident_bytes,
-		"private_bytes", (json_int_t)sharing.private_bytes, "separate_bytes",
+		"device", device(&s->device), "devices",
+		array_of(s->devices, s->n_devices, device_at), "models", status_json_models(s),
+		"workers", workers(s), "sharing", "n_workers", (json_int_t)sharing.n_workers,
+		"n_leases", (json_int_t)sharing.n_leases, "resident_bytes",
+		(json_int_t)sharing.resident_bytes, "private_bytes",
+		(json_int_t)sharing.private_bytes, "separate_bytes",
 		(json_int_t)sharing.separate_bytes);
 }
 
@@ -142,11 +162,26 @@ static json_t *role(const void *roles, uint32_t i)
 		"spilled_bytes", (json_int_t)r->spilled_bytes);
 }
 
+static json_t *placed(const void *rows, uint32_t i)
+{
+	const struct worker_client_placed *p = (const struct worker_client_placed *)rows + i;
+
+	return json_pack("{s:o, s:I}", "placement", output_name(p->placement), "n_bytes",
+		(json_int_t)p->n_bytes);
+}
+
+static json_t *streaming(const struct worker_client_status *s)
+{
+	return json_pack("{s:I, s:I, s:I, s:I, s:I}", "rows", (json_int_t)s->stream_rows, "steps",
+		(json_int_t)s->stream_steps, "step_ns", (json_int_t)s->stream_ns, "copied_bytes",
+		(json_int_t)s->stream_bytes, "paged_bytes", (json_int_t)s->paged_bytes);
+}
+
 json_t *status_json_worker(const struct worker_client_status *s)
 {
 	return json_pack(
 		"{s:i, s:I, s:o, s:I, s:o, s:b, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-		"s:I, s:I, s:b}",
+		"s:I, s:I, s:b, s:o, s:o}",
 		"pid", s->pid, "uptime_ns", (json_int_t)s->uptime_ns, "model",
 		output_name(s->model), "generation", (json_int_t)s->generation, "device",
 		output_name(s->device), "software", s->software, "weights_bytes",
@@ -156,5 +191,7 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		(json_int_t)s->attach_ns, "ready_ns", (json_int_t)s->ready_ns, "first_token_ns",
 		(json_int_t)s->first_token_ns, "prompt_tokens", (json_int_t)s->prompt_tokens,
 		"generated_tokens", (json_int_t)s->generated_tokens, "n_dispatches",
-		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected);
+		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected,
+		"placed_weights", array_of(s->placed_weights, s->n_placed_weights, placed),
+		"streaming", streaming(s));
 }

@@ -22,6 +22,8 @@ const char *status_names_handle(uint32_t handle_type)
 	switch (handle_type) {
 	case WEIGHTS_CLIENT_OPAQUE_FD: return "opaque_fd";
 	case WEIGHTS_CLIENT_MEMFD: return "memfd";
+	case WEIGHTS_CLIENT_FILE: return "file";
+	case WEIGHTS_CLIENT_DMA_BUF: return "dma_buf";
 	default: return "unknown";
 	}
 }

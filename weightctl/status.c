@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "proto/weights-client.h"
 #include "proto/worker-client.h"
@@ -32,7 +33,42 @@ static void print_device(const struct weights_client_device *d)
 	}
 }
 
-static void print_generation(const char *model, const struct weights_client_generation *g)
+/* The probe's questions, a row each; with the driver's words where the answer is no. */
+static void print_abilities(const struct weights_client_device *d)
+{
+	if (d->n_abilities == 0)
+		puts("  not probed");
+	for (uint32_t i = 0; i < d->n_abilities; i++) {
+		const struct weights_client_ability *a = &d->abilities[i];
+
+		printf("  ");
+		output_clean(a->kind);
+		printf("%*s %-4s", (int)(strlen(a->kind) < 20 ? 20 - strlen(a->kind) : 0), "",
+			a->ok ? "yes" : "no");
+		output_clean(a->reason);
+		putchar('\n');
+	}
+}
+
+static void print_devices(const struct weights_client_status *s)
+{
+	for (uint32_t i = 0; i < s->n_devices; i++) {
+		print_device(&s->devices[i]);
+		print_abilities(&s->devices[i]);
+	}
+}
+
+/* " for device 2" where weightd serves several; "" else. */
+static void print_resident(const struct weights_client_status *s, uint32_t device)
+{
+	if (device == 0)
+		printf(", for devices of others");
+	else if (s->n_devices > 1)
+		printf(", for device %" PRIu32, device - 1);
+}
+
+static void print_generation(const struct weights_client_status *s, const char *model,
+	const struct weights_client_generation *g)
 {
 	printf("model ");
 	output_clean(model);
@@ -51,12 +87,20 @@ static void print_generation(const char *model, const struct weights_client_gene
 	for (uint32_t i = 0; i < g->n_allocs; i++) {
 		const struct weights_client_alloc *a = &g->allocs[i];
 
-		printf("  allocation %" PRIu32 ": %s %s, %s of memory type %" PRIu32
-		       ", inode %" PRIu64 "\n",
-			a->index, figure_bytes(a->n_bytes).text,
-			status_names_placement(a->placement), status_names_handle(a->handle_type),
-			a->memory_type_index, a->inode);
+		printf("  allocation %" PRIu32 ": %s %s, %s", a->index,
+			figure_bytes(a->n_bytes).text, status_names_placement(a->placement),
+			status_names_handle(a->handle_type));
+		if (a->handle_type == WEIGHTS_CLIENT_MEMFD || a->handle_type == WEIGHTS_CLIENT_FILE)
+			printf(" from %" PRIu64, a->file_offset);
+		else
+			printf(" of memory type %" PRIu32, a->memory_type_index);
+		printf(", inode %" PRIu64, a->inode);
+		print_resident(s, a->device);
+		putchar('\n');
 	}
+	if (g->unmet_bytes)
+		printf("  %s have no place that the device reads: every worker copies them\n",
+			figure_bytes(g->unmet_bytes).text);
 }
 
 static void print_peer(const struct weights_client_peer *p)
@@ -99,10 +143,13 @@ static void print_weightd(const struct weights_client_status *s)
 	printf("weightd ");
 	output_clean(s->build);
 	printf(", pid %" PRId32 ", up %s\n", s->pid, figure_time(s->uptime_ns).text);
-	print_device(&s->device);
+	if (s->n_devices == 0)
+		print_device(&s->device);
+	for (uint32_t i = 0; i < s->n_devices; i++)
+		print_device(&s->devices[i]);
 	for (uint32_t i = 0; i < s->n_models; i++)
 		for (uint32_t k = 0; k < s->models[i].n_generations; k++)
-			print_generation(s->models[i].name, &s->models[i].generations[k]);
+			print_generation(s, s->models[i].name, &s->models[i].generations[k]);
 	for (uint32_t i = 0; i < s->n_peers; i++)
 		if (s->peers[i].role == WEIGHTS_CLIENT_WORKER)
 			print_peer(&s->peers[i]);
@@ -125,7 +172,18 @@ static void print_worker(const struct worker_client_status *s)
 	       " prompt and %" PRIu64 " generated tokens; %" PRIu32 " dispatches a step\n",
 		s->n_sessions, s->max_sessions, s->n_ctx, s->prompt_tokens, s->generated_tokens,
 		s->n_dispatches);
-	printf("  weights %s, shared\n", figure_bytes(s->weights_bytes).text);
+	printf("  weights %s, shared:", figure_bytes(s->weights_bytes).text);
+	for (uint32_t i = 0; i < s->n_placed_weights; i++) {
+		printf("%s %s ", i ? "," : "", figure_bytes(s->placed_weights[i].n_bytes).text);
+		output_clean(s->placed_weights[i].placement);
+	}
+	putchar('\n');
+	if (s->stream_rows)
+		printf("  steps of %" PRIu32 " tokens and more copy weights ahead: %" PRIu64
+		       " steps, %s in %s, %s of them by the processor\n",
+			s->stream_rows, s->stream_steps,
+			figure_bytes(s->stream_bytes + s->paged_bytes).text,
+			figure_time(s->stream_ns).text, figure_bytes(s->paged_bytes).text);
 	for (uint32_t i = 0; i < s->n_roles; i++) {
 		const struct worker_client_role *role = &s->roles[i];
 
@@ -185,7 +243,9 @@ int status_run(const struct options *o, struct err *ret_err)
 		}
 		return output_json(object);
 	}
-	if (asks_weightd)
+	if (asks_weightd && o->devices)
+		print_devices(&weightd);
+	else if (asks_weightd)
 		print_weightd(&weightd);
 	if (o->worker)
 		print_worker(&worker);

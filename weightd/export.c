@@ -10,14 +10,16 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/share.h"
+#include "weightd/source.h"
 
-int export_new(uint32_t n_allocs, struct export **ret_export)
+int export_new(uint32_t n_allocs, struct source *source, struct export **ret_export)
 {
 	struct export *e = calloc(1, sizeof(*e));
 
 	if (!e)
 		return -ENOMEM;
 	e->manifest_fd = -1;
+	e->source = source ? source_ref(source) : NULL;
 	e->allocs = calloc(n_allocs, sizeof(*e->allocs));
 	if (!e->allocs) {
 		export_free(e);
@@ -27,6 +29,7 @@ int export_new(uint32_t n_allocs, struct export **ret_export)
 	for (uint32_t i = 0; i < n_allocs; i++) {
 		e->allocs[i].fd = -1;
 		e->allocs[i].placement = MANIFEST_PLACEMENT_DEVICE;
+		e->allocs[i].handle = EXPORT_OPAQUE_FD;
 	}
 	*ret_export = e;
 	return 0;
@@ -44,43 +47,95 @@ struct export *export_free(struct export *e)
 		return NULL;
 	export_drop_memory(e);
 	for (uint32_t i = 0; i < e->n_allocs; i++)
-		cleanup_close(&e->allocs[i].fd);
+		if (export_has_memory(&e->allocs[i]))
+			cleanup_close(&e->allocs[i].fd);
 	cleanup_close(&e->manifest_fd);
+	source_unref(e->source);
 	free(e->allocs);
 	free(e);
 	return NULL;
 }
 
-static int export_share_alloc(struct export_alloc *a, struct err *ret_err)
+static int export_share_memory(struct export_alloc *a, struct err *ret_err)
 {
 	struct vk_share_params params;
-	struct stat st;
 	int rc = vk_share_export(a->memory, ret_err, &a->fd, &params);
 
 	if (rc == VK_DEVICE_LOST)
 		return EXPORT_DEVICE_LOST;
 	if (rc < 0)
 		return rc;
-	if (fstat(a->fd, &st) < 0)
-		return err_set(ret_err, errno, "exported memory: fstat: %s", strerror(errno));
 	a->n_bytes = params.n_bytes;
 	a->buffer_bytes = params.buffer_bytes;
 	a->memory_type_index = params.memory_type_index;
 	a->is_dedicated = params.is_dedicated;
 	a->heap_index = vk_memory_get_heap_index(a->memory);
-	a->inode = st.st_ino;
-	a->dev = st.st_dev;
 	return 0;
 }
 
-int export_share(struct export *e, struct err *ret_err)
+static void export_share_window(const struct source *source, const struct placement_alloc *home,
+	uint64_t buffer_bytes, struct export_alloc *a)
+{
+	bool is_memfd = home->home == PLACEMENT_MEMFD;
+
+	a->handle = is_memfd ? EXPORT_MEMFD : EXPORT_FILE;
+	a->fd = is_memfd ? source_get_memfd(source) : source_get_shared_fd(source);
+	a->n_bytes = home->n_bytes;
+	a->buffer_bytes = buffer_bytes;
+	a->file_offset = home->offset;
+	a->is_writable = is_memfd ||
+			 (a->placement == MANIFEST_PLACEMENT_PINNED && source_is_writable(source));
+}
+
+int export_share(struct export *e, const struct placement *p, struct err *ret_err)
 {
 	e->weights_bytes = 0;
+	e->device_bytes = 0;
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
-		int rc = export_share_alloc(&e->allocs[i], ret_err);
+		struct export_alloc *a = &e->allocs[i];
+		struct stat st;
+		int rc = 0;
+
+		a->placement = p->allocs[i].placement;
+		if (a->memory)
+			rc = export_share_memory(a, ret_err);
+		else
+			export_share_window(e->source, &p->homes[i], p->allocs[i].n_bytes, a);
 		if (rc)
 			return rc;
-		e->weights_bytes += e->allocs[i].n_bytes;
+		if (fstat(a->fd, &st) < 0)
+			return err_set(ret_err, errno, "weights: descriptor: %s", strerror(errno));
+		a->inode = st.st_ino;
+		a->dev = st.st_dev;
+		e->weights_bytes += a->n_bytes;
+		e->device_bytes += a->memory ? a->n_bytes : 0;
 	}
+	return 0;
+}
+
+bool export_uses_file(const struct export *e)
+{
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		if (e->allocs[i].handle == EXPORT_FILE)
+			return true;
+	return false;
+}
+
+int export_get_offer(
+	const struct export_alloc *a, uint32_t handle_types, struct export_offer *ret_offer)
+{
+	uint32_t mask = handle_types ? handle_types : 1u << EXPORT_OPAQUE_FD;
+	bool is_paged = a->placement == MANIFEST_PLACEMENT_PAGED;
+
+	if ((mask >> a->handle & 1) && !is_paged) {
+		*ret_offer = (struct export_offer){.handle = a->handle,
+			.placement = a->placement,
+			.is_writable = a->is_writable};
+		return 0;
+	}
+	if (export_has_memory(a) || handle_types == 0)
+		return -ENOTSUP;
+	*ret_offer =
+		(struct export_offer){.handle = EXPORT_FILE, .placement = MANIFEST_PLACEMENT_PAGED};
 	return 0;
 }

@@ -3,7 +3,7 @@
 #define WEIGHTD_EXPORT_H
 
 /*
- * What a loaded generation consists of and shows to others: its memory, one descriptor an
+ * What a generation consists of for one device and shows to others: its memory, one descriptor an
  * allocation, and its manifest. The loader thread makes and frees it; between the two, everything
  * but the vk_memory pointers is constant and the loop thread reads it.
  */
@@ -12,20 +12,32 @@
 #include <sys/queue.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/placement.h"
 
 struct err;
+struct source;
 struct vk_memory;
 
+enum export_handle { /* HandleType of weightd.proto */
+	EXPORT_OPAQUE_FD = 1,
+	EXPORT_MEMFD = 2,
+	EXPORT_FILE = 3,
+	EXPORT_DMA_BUF = 4,
+};
+
 struct export_alloc {
-	struct vk_memory *memory; /* owned; the loader thread's alone */
-	int fd;                   /* owned: an opaque fd of memory, lent to every packet */
-	uint64_t n_bytes;         /* these four are what an importer repeats, vk/share.h */
+	struct vk_memory *memory; /* owned; the loader thread's alone; NULL: a window */
+	int fd;                   /* owned with memory, else the source's; lent to every packet */
+	enum export_handle handle;
+	uint64_t n_bytes; /* these four are what an importer repeats, vk/share.h */
 	uint64_t buffer_bytes;
 	uint32_t memory_type_index;
 	bool is_dedicated;
-	uint32_t placement; /* enum manifest_placement */
-	uint32_t heap_index;
-	uint64_t inode; /* fstat of fd */
+	uint32_t placement;   /* enum manifest_placement */
+	uint32_t heap_index;  /* of memory */
+	uint64_t file_offset; /* of a window */
+	bool is_writable;     /* a window is to be mapped so */
+	uint64_t inode;       /* fstat of fd */
 	uint64_t dev;
 };
 
@@ -35,26 +47,57 @@ struct export
 	char format[16]; /* the block format that most weight bytes have */
 	uint64_t n_parameters;
 	uint32_t n_tensors;
-	uint64_t weights_bytes; /* of all allocations */
-	int manifest_fd;        /* owned, sealed */
+	uint64_t weights_bytes;               /* of all allocations */
+	uint64_t device_bytes;                /* of those with memory of their own */
+	uint64_t n_placed_bytes[PLACEMENT_N]; /* of tensors, by enum manifest_placement */
+	uint64_t n_unmet_bytes;               /* see struct placement */
+	int manifest_fd;                      /* owned, sealed */
 	uint64_t manifest_bytes;
+	struct source *source; /* a reference */
 	uint32_t n_allocs;
 	struct export_alloc *allocs;
 	TAILQ_ENTRY(export) entry; /* the loader's lists */
 };
 
+/* Memory of a device, and not a window of something in host memory? */
+static inline bool export_has_memory(const struct export_alloc *a)
+{
+	return a->handle == EXPORT_OPAQUE_FD || a->handle == EXPORT_DMA_BUF;
+}
+
 /* n_allocs empty allocations. */
-int must_check export_new(uint32_t n_allocs, struct export **ret_export);
+int must_check export_new(uint32_t n_allocs, struct source *source, struct export **ret_export);
 
 /* Closes the descriptors and frees the memory. Loader thread. Accepts NULL; returns NULL. */
 struct export *export_free(struct export *e);
 
-/* Makes the descriptors of memory that is filled and released to VK_QUEUE_FAMILY_EXTERNAL.
- * -errno, or EXPORT_DEVICE_LOST, with ret_err. Loader thread. */
+/*
+ * Makes the descriptors: of memory that is filled and released to VK_QUEUE_FAMILY_EXTERNAL, and
+ * those of the source for the windows in p. -errno, or EXPORT_DEVICE_LOST, with ret_err. Loader
+ * thread.
+ */
 enum { EXPORT_DEVICE_LOST = 1 };
-int must_check export_share(struct export *e, struct err *ret_err);
+int must_check export_share(struct export *e, const struct placement *p, struct err *ret_err);
 
 /* Frees the memory and keeps the descriptors, before the device goes. Loader thread. */
 void export_drop_memory(struct export *e);
+
+/* It needs the model file to stay as it is. */
+bool export_uses_file(const struct export *e);
+
+/* ---- what a worker gets of an allocation ---- */
+
+struct export_offer {
+	enum export_handle handle;
+	uint32_t placement;
+	bool is_writable;
+};
+
+/*
+ * handle_types: Acquire's. A window that the worker cannot import is offered for reading. -ENOTSUP:
+ * nothing that it understands.
+ */
+int must_check export_get_offer(
+	const struct export_alloc *a, uint32_t handle_types, struct export_offer *ret_offer);
 
 #endif

@@ -3,10 +3,13 @@
 #define WEIGHTD_FILL_H
 
 /*
- * The bytes of a model file into its allocations: reads in flight into a pinned ring, each piece
- * copied by the device as soon as it is there. Loader thread.
+ * The bytes of a model file to where they are placed. Loader thread.
  *
- *	file -> uring -> ring slot (staging memory) -> vk_command_copy -> allocation
+ *	file -> uring -> ring slot (staging memory) -> vk_command_copy -> device memory
+ *	file -> uring -> host memory
+ *
+ * Several reads are in flight; each piece of the ring is copied by the device as soon as it is
+ * there. Windows of the file are left alone.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,6 +19,7 @@
 struct err;
 struct gguf;
 struct placement;
+struct source;
 struct vk_device;
 struct vk_memory;
 
@@ -23,12 +27,13 @@ struct vk_memory;
 typedef bool (*fill_progress_fn)(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata);
 
 struct fill_params {
-	struct vk_device *device;
-	int fd; /* borrowed */
+	struct vk_device *device; /* NULL where no allocation is on one */
+	struct source *source;
 	const struct gguf *gguf;
 	const struct placement *placement;
-	struct vk_memory *const *memories; /* [placement->n_allocs] */
-	bool use_pread;                    /* do not try io_uring */
+	struct vk_memory *const *memories; /* [placement->n_allocs], NULL for windows */
+	uint8_t *memfd; /* mapped by source_begin_staging; NULL where nothing is staged in one */
+	bool use_pread; /* do not try io_uring */
 	fill_progress_fn progress;
 	void *userdata;
 };
@@ -37,7 +42,8 @@ struct fill_params {
 enum { FILL_DEVICE_LOST = 1 };
 
 /*
- * Copies every tensor and writes zeros between them: an exported allocation shows all of itself.
+ * Brings every tensor that is not there yet and writes zeros between them: an exported allocation
+ * shows all of itself.
  * When it returns, whatever the outcome, nothing is in flight any more; on success the allocations
  * are released to VK_QUEUE_FAMILY_EXTERNAL. ret_refusal: uring_get_refusal. Errors with ret_err:
  * -ENODATA (the file is shorter than it said), -errno of a read, -ENOMEM, -ECANCELED.

@@ -113,6 +113,24 @@ static int check_no_rope_scaling(const struct reader *r)
 	return rc < 0 ? rc : check_no_scale(r, "rope.scale_linear");
 }
 
+static int read_experts(const struct reader *r, struct manifest_hparams *h)
+{
+	int rc = read_count(r, "expert_count", HPARAMS_MAX_EXPERTS, 0, &h->n_expert);
+
+	if (rc == 0)
+		rc = read_count(
+			r, "expert_used_count", HPARAMS_MAX_EXPERTS_USED, 0, &h->n_expert_used);
+	if (rc == 0)
+		rc = read_count(
+			r, "expert_feed_forward_length", MANIFEST_MAX_FF, 0, &h->n_ff_expert);
+	if (rc == 0 && h->n_expert_used > h->n_expert)
+		return err_set(r->err, EINVAL,
+			"key %s.expert_used_count: expected at most expert_count %" PRIu32
+			", found %" PRIu32,
+			r->arch, h->n_expert, h->n_expert_used);
+	return rc;
+}
+
 static int read_sizes(const struct reader *r, struct manifest_hparams *h)
 {
 	int rc = read_count(r, "block_count", HPARAMS_MAX_LAYERS, 0, &h->n_layers);
@@ -122,7 +140,9 @@ static int read_sizes(const struct reader *r, struct manifest_hparams *h)
 	if (rc == 0)
 		rc = read_count(r, "embedding_length", MANIFEST_MAX_EMBD, 0, &h->n_embd);
 	if (rc == 0)
-		rc = read_count(r, "feed_forward_length", MANIFEST_MAX_FF, 0, &h->n_ff);
+		/* With experts nothing has this size. */
+		rc = read_count(
+			r, "feed_forward_length", MANIFEST_MAX_FF, h->n_ff_expert, &h->n_ff);
 	if (rc == 0)
 		rc = read_positive(r, "attention.layer_norm_rms_epsilon", 1, 0, &h->rms_eps);
 	if (rc == 0)
@@ -199,13 +219,15 @@ static int read_vocab(const struct reader *r, uint64_t n_tokens, struct manifest
 	return rc;
 }
 
-int hparams_read(const struct gguf *g, const char *arch, uint64_t n_tokens, struct err *ret_err,
-	struct manifest_hparams *ret_hparams)
+int hparams_read(const struct gguf *g, const char *arch, bool has_experts, uint64_t n_tokens,
+	struct err *ret_err, struct manifest_hparams *ret_hparams)
 {
 	struct reader r = {.g = g, .arch = arch, .err = ret_err};
 	struct manifest_hparams h = *ret_hparams;
-	int rc = read_sizes(&r, &h);
+	int rc = has_experts ? read_experts(&r, &h) : 0;
 
+	if (rc == 0)
+		rc = read_sizes(&r, &h);
 	if (rc == 0)
 		rc = read_heads(&r, &h);
 	if (rc == 0)

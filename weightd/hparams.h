@@ -6,6 +6,7 @@
  * Hyperparameters of a model: the keys ARCH.* of the GGUF specification, each with its range, the
  * relations between them, and what the engine asks of them. Any one thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/manifest.h"
@@ -18,14 +19,17 @@ struct gguf;
 enum {
 	HPARAMS_MAX_LAYERS = 512,
 	HPARAMS_MAX_HEAD_DIM = 256, /* the attention kernel's */
+	HPARAMS_MAX_EXPERTS = 512,
+	HPARAMS_MAX_EXPERTS_USED = 32, /* the routing kernel's */
 };
 
 /*
- * arch: the prefix of the keys. n_tokens: of the tokenizer, 0 without one: then ARCH.vocab_size is
- * needed. Leaves strings, tied_embeddings and n_parameters alone.
- * -EINVAL and -ENOTSUP with ret_err naming the key.
+ * arch: the prefix of the keys. has_experts: of an architecture whose layers are mixtures; without
+ * it n_expert, n_expert_used and n_ff_expert are 0. n_tokens: of the tokenizer, 0 without one: then
+ * ARCH.vocab_size is needed. Leaves strings, tied_embeddings and n_parameters alone. -EINVAL and
+ * -ENOTSUP with ret_err naming the key.
  */
-int must_check hparams_read(const struct gguf *g, const char *arch, uint64_t n_tokens,
-	struct err *ret_err, struct manifest_hparams *ret_hparams);
+int must_check hparams_read(const struct gguf *g, const char *arch, bool has_experts,
+	uint64_t n_tokens, struct err *ret_err, struct manifest_hparams *ret_hparams);
 
 #endif

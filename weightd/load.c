@@ -4,21 +4,31 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "proto/dtype.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
+#include "weightd/host-memory.h"
 #include "weightd/manifest-writer.h"
 #include "weightd/placement.h"
+#include "weightd/policy.h"
+#include "weightd/source.h"
 #include "weightd/validate.h"
+
+enum {
+	/* What every device allocates (maxMemoryAllocationSize of the Vulkan specification). */
+	LOAD_ANY_ALLOC_BYTES = 1 << 30,
+	/* The largest minImportedHostPointerAlignment that drivers have. */
+	LOAD_ANY_PAGE_BYTES = 64 << 10,
+	LOAD_MAX_TRIES = 4, /* placements, when allocations fail that should have worked */
+};
 
 struct load {
 	const struct load_params *params;
-	struct stat before;
 	struct gguf *gguf;
 	struct validate_model model;
 	struct placement *placement;
@@ -47,34 +57,89 @@ uint32_t load_find_heap(const struct vk_device *d)
 	return best;
 }
 
-static int load_place(struct load *l, struct err *ret_err)
+static uint64_t load_cap(uint64_t n, uint64_t cap)
+{
+	return cap && cap < n ? cap : n;
+}
+
+/* What the device has and takes. */
+static void load_set_device_limits(const struct load *l, struct placement_limits *limits)
 {
 	const struct load_params *params = l->params;
 	const struct vk_device_info *info = vk_device_get_info(params->device);
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
 	uint32_t heap = load_find_heap(params->device);
-	struct placement_limits limits = {
-		.device = info->name, .max_alloc_bytes = info->max_alloc_bytes};
 
-	if (params->alloc_bytes && params->alloc_bytes < limits.max_alloc_bytes)
-		limits.max_alloc_bytes = params->alloc_bytes;
 	vk_device_query_heaps(params->device, heaps);
 	/* Without VK_EXT_memory_budget nobody knows what others use: the heap less our account. */
 	uint64_t budget = info->has_memory_budget ? heaps[heap].budget_bytes : heaps[heap].n_bytes;
 	uint64_t used = info->has_memory_budget ? heaps[heap].usage_bytes : params->heap_used_bytes;
-	limits.free_bytes = budget > used ? budget - used : 0;
-	int rc = placement_new(l->gguf, &limits, ret_err, &l->placement);
+	limits->free_bytes = budget > used ? budget - used : 0;
+	limits->used_bytes = params->heap_used_bytes;
+	limits->device = info->name;
+	limits->has_device = true;
+	limits->max_alloc_bytes = info->max_alloc_bytes;
+	limits->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	if (info->import_align > limits->page_bytes)
+		limits->page_bytes = info->import_align;
+}
+
+static struct placement_limits load_get_limits(const struct load *l)
+{
+	const struct load_params *params = l->params;
+	const struct source *source = params->source;
+	struct placement_limits limits = {
+		.device = "any device",
+		.max_alloc_bytes = LOAD_ANY_ALLOC_BYTES,
+		.page_bytes = LOAD_ANY_PAGE_BYTES,
+		.host_free_bytes = host_memory_get_free(),
+		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
+		.file_bytes = source_get_bytes(source),
+		.can_export_host = params->device && params->abilities.exports_host,
+	};
+
+	if (params->device)
+		load_set_device_limits(l, &limits);
+	limits.max_alloc_bytes = load_cap(limits.max_alloc_bytes, params->alloc_bytes);
+	limits.max_window_bytes = load_cap(limits.max_alloc_bytes, params->window_bytes);
+	limits.can_import_memfd =
+		params->abilities.imports_memfd && limits.page_bytes <= LOAD_ANY_PAGE_BYTES;
+	limits.can_pin =
+		source_get_shared_fd(source) >= 0 &&
+		params->abilities
+			.imports_file[source_is_in_memory(source)][source_is_writable(source)];
+	return limits;
+}
+
+static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
+{
+	int rc = placement_new(l->gguf, limits, l->params->policy, ret_err, &l->placement);
+
 	if (rc < 0)
 		return rc;
-	rc = export_new(l->placement->n_allocs, &l->export);
+	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
+		if (l->placement->homes[i].home == PLACEMENT_FILE &&
+			source_get_shared_fd(l->params->source) < 0)
+			return err_set(ret_err, EACCES,
+				"file: it was opened for writing and cannot be opened for reading "
+				"alone, which workers would need");
+	rc = export_new(l->placement->n_allocs, l->params->source, &l->export);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "weights: out of memory");
 	return 0;
 }
 
-static int load_allocate(struct load *l, struct err *ret_err)
+static void load_forget_place(struct load *l)
+{
+	l->export = export_free(l->export);
+	l->placement = placement_free(l->placement);
+}
+
+/* ret_n_bytes: of the device, when it has no more. */
+static int load_allocate(struct load *l, struct err *ret_err, uint64_t *ret_n_bytes)
 {
 	const struct placement *p = l->placement;
+	uint64_t n_bytes = 0;
 	int rc = 0;
 
 	for (uint32_t i = 0; i < p->n_allocs; i++) {
@@ -84,78 +149,21 @@ static int load_allocate(struct load *l, struct err *ret_err)
 		const struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
 			.n_bytes = p->allocs[i].n_bytes,
 			.is_exportable = true,
+			.is_host = p->homes[i].home == PLACEMENT_HOST_MEMORY,
 			.name = name};
+		if (p->homes[i].home > PLACEMENT_HOST_MEMORY)
+			continue;
 		rc = vk_memory_new(
 			l->params->device, &params, ret_err, &l->export->allocs[i].memory);
 		if (rc == VK_DEVICE_LOST)
 			return LOAD_DEVICE_LOST;
 		if (rc < 0)
-			return rc;
+			break;
+		if (p->homes[i].home == PLACEMENT_DEVICE_MEMORY)
+			n_bytes += p->allocs[i].n_bytes;
 	}
-	return 0;
-}
-
-static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
-{
-	const struct load_params *params = l->params;
-	_cleanup_(cleanup_free)
-	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
-
-	if (!memories)
-		return err_set(ret_err, ENOMEM, "weights: out of memory");
-	for (uint32_t i = 0; i < l->export->n_allocs; i++)
-		memories[i] = l->export->allocs[i].memory;
-	const struct fill_params fill = {.device = params->device,
-		.fd = params->fd,
-		.gguf = l->gguf,
-		.placement = l->placement,
-		.memories = memories,
-		.use_pread = params->use_pread,
-		.progress = params->progress,
-		.userdata = params->userdata};
-	int rc = fill_run(&fill, ret_err, ret_refusal);
-	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
-}
-
-/* A file cannot be sealed: what was read is one state of it only if none of this moved. */
-static int load_check_unchanged(const struct load *l, struct err *ret_err)
-{
-	const struct stat *a = &l->before;
-	struct stat b;
-
-	if (fstat(l->params->fd, &b) < 0)
-		return err_set(ret_err, errno, "file: fstat: %s", strerror(errno));
-	if (a->st_size != b.st_size)
-		return err_set(ret_err, ESTALE,
-			"file: it changed while it was read: expected %lld bytes, found %lld",
-			(long long)a->st_size, (long long)b.st_size);
-	if (a->st_mtim.tv_sec != b.st_mtim.tv_sec || a->st_mtim.tv_nsec != b.st_mtim.tv_nsec)
-		return err_set(ret_err, ESTALE,
-			"file: it changed while it was read: somebody wrote to it");
-	return 0;
-}
-
-static void load_describe(struct load *l)
-{
-	struct export *e = l->export;
-	struct gguf_string architecture = l->model.architecture;
-	uint64_t n_bytes[256] = {0}; /* by dtype id */
-	uint64_t most = 0;
-
-	if (architecture.n_bytes >= sizeof(e->architecture))
-		architecture.n_bytes = sizeof(e->architecture) - 1;
-	memcpy(e->architecture, architecture.data, architecture.n_bytes);
-	e->n_parameters = l->model.hparams.n_parameters;
-	e->n_tensors = l->placement->n_tensors;
-	for (uint64_t i = 0; i < l->gguf->n_tensors; i++) {
-		const struct gguf_tensor *t = &l->gguf->tensors[i];
-		uint64_t *sum = &n_bytes[t->dtype->id % ARRAY_SIZE(n_bytes)];
-		*sum += t->n_bytes;
-		if (*sum <= most)
-			continue;
-		most = *sum;
-		snprintf(e->format, sizeof(e->format), "%s", t->dtype->name);
-	}
+	*ret_n_bytes = n_bytes;
+	return rc;
 }
 
 static int load_write_manifest(struct load *l, struct err *ret_err)
@@ -170,6 +178,89 @@ static int load_write_manifest(struct load *l, struct err *ret_err)
 		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
 }
 
+/* Budgets are estimates, and others allocate too: what then fails is placed anew in less. */
+static int load_place_and_allocate(struct load *l, struct err *ret_err)
+{
+	struct placement_limits limits = load_get_limits(l);
+	int rc = 0;
+
+	for (int i = 0; i < LOAD_MAX_TRIES; i++) {
+		uint64_t n_bytes = 0;
+		load_forget_place(l);
+		rc = load_place(l, &limits, ret_err);
+		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
+			rc = load_write_manifest(l, ret_err);
+		if (rc < 0)
+			return rc;
+		rc = load_allocate(l, ret_err, &n_bytes);
+		if (rc != -ENOMEM)
+			return rc;
+		log_debug("generation %llu: after %llu bytes: %s",
+			(unsigned long long)l->params->generation, (unsigned long long)n_bytes,
+			ret_err->text);
+		limits.free_bytes = n_bytes;
+	}
+	return rc;
+}
+
+static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
+{
+	const struct load_params *params = l->params;
+	_cleanup_(cleanup_free)
+	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
+
+	if (!memories)
+		return err_set(ret_err, ENOMEM, "weights: out of memory");
+	for (uint32_t i = 0; i < l->export->n_allocs; i++)
+		memories[i] = l->export->allocs[i].memory;
+	struct fill_params fill = {.device = params->device,
+		.source = params->source,
+		.gguf = l->gguf,
+		.placement = l->placement,
+		.memories = memories,
+		.use_pread = params->use_pread,
+		.progress = params->progress,
+		.userdata = params->userdata};
+	bool is_staging = false;
+	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
+		is_staging |= l->placement->homes[i].home == PLACEMENT_MEMFD;
+	int rc = 0;
+	if (is_staging)
+		rc = source_begin_staging(
+			params->source, l->placement->memfd_bytes, ret_err, &fill.memfd);
+	if (rc < 0)
+		return rc;
+	rc = fill_run(&fill, ret_err, ret_refusal);
+	if (is_staging)
+		source_end_staging(params->source);
+	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+static void load_describe(struct load *l)
+{
+	struct export *e = l->export;
+	struct gguf_string architecture = l->model.architecture;
+	uint64_t n_bytes[256] = {0}; /* by dtype id */
+	uint64_t most = 0;
+
+	if (architecture.n_bytes >= sizeof(e->architecture))
+		architecture.n_bytes = sizeof(e->architecture) - 1;
+	memcpy(e->architecture, architecture.data, architecture.n_bytes);
+	e->n_parameters = l->model.hparams.n_parameters;
+	e->n_tensors = l->placement->n_tensors;
+	memcpy(e->n_placed_bytes, l->placement->n_placed_bytes, sizeof(e->n_placed_bytes));
+	e->n_unmet_bytes = l->placement->n_unmet_bytes;
+	for (uint64_t i = 0; i < l->gguf->n_tensors; i++) {
+		const struct gguf_tensor *t = &l->gguf->tensors[i];
+		uint64_t *sum = &n_bytes[t->dtype->id % ARRAY_SIZE(n_bytes)];
+		*sum += t->n_bytes;
+		if (*sum <= most)
+			continue;
+		most = *sum;
+		snprintf(e->format, sizeof(e->format), "%s", t->dtype->name);
+	}
+}
+
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
 	int *ret_refusal)
 {
@@ -177,23 +268,18 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	struct load l = {.params = params};
 	int rc;
 
-	if (fstat(params->fd, &l.before) < 0)
-		return err_set(ret_err, errno, "file: fstat: %s", strerror(errno));
-	rc = gguf_read(params->fd, ret_err, &l.gguf);
+	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	if (rc == 0)
-		rc = load_place(&l, ret_err);
-	if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
-		rc = load_write_manifest(&l, ret_err);
-	if (rc == 0)
-		rc = load_allocate(&l, ret_err);
+		rc = load_place_and_allocate(&l, ret_err);
 	if (rc == 0)
 		rc = load_fill(&l, ret_err, ret_refusal);
+	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
-		rc = load_check_unchanged(&l, ret_err);
+		rc = source_check(params->source, ret_err);
 	if (rc == 0)
-		rc = export_share(l.export, ret_err);
+		rc = export_share(l.export, l.placement, ret_err);
 	if (rc)
 		return rc;
 	load_describe(&l);

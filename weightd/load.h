@@ -14,13 +14,29 @@
 
 struct err;
 struct export;
+struct policy;
+struct source_account;
+struct source;
 struct vk_device;
 
+/* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
+ */
+struct load_abilities {
+	bool imports_memfd;      /* of memfds, read-write */
+	bool imports_file[2][2]; /* of files: [in memory][read-write] */
+	bool exports_host; /* host-visible memory leaves as opaque descriptors, and comes in */
+};
+
 struct load_params {
-	struct vk_device *device;
+	struct vk_device
+		*device; /* NULL: for devices that are not weightd's, in host memory alone */
 	uint64_t generation;
-	int fd;                   /* borrowed */
+	struct source *source;
+	const struct policy *policy;
+	const struct source_account *account;
+	struct load_abilities abilities;
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
+	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
 	fill_progress_fn progress;
@@ -35,7 +51,8 @@ uint32_t load_find_heap(const struct vk_device *d);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,
- * -ENOMEM: the device; -ESTALE: the file changed while it was read; -ECANCELED.
+ * -ENOMEM: the device; -ESTALE: the file changed; -ECANCELED. A device whose memory ends before its
+ * budget said so gets what it had room for, and the rest is placed anew.
  * ret_refusal: uring_get_refusal.
  */
 int must_check load_run(const struct load_params *params, struct err *ret_err,

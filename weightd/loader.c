@@ -13,6 +13,7 @@
 #include "vk/memory.h"
 #include "weightd/export.h"
 #include "weightd/load.h"
+#include "weightd/source.h"
 
 enum {
 	LOADER_PROGRESS_BYTES = 64 << 20,
@@ -21,7 +22,7 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	int fd;
+	struct source *source; /* a reference */
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -35,6 +36,8 @@ struct loader {
 	bool is_started; /* the thread, not the device */
 	int event_fd;
 	struct vk_device_info info;
+	bool has_probe; /* the loop thread's, with the probe */
+	struct vk_probe probe;
 	atomic_bool is_given_up; /* the running job, or everything */
 
 	/* The loader thread's. */
@@ -53,6 +56,7 @@ struct loader {
 	uint64_t running; /* generation, 0: none */
 	struct loader_jobs jobs;
 	struct loader_jobs done;
+	struct load_abilities abilities;
 	struct loader_exports live;  /* exports that have memory on the device */
 	struct loader_exports freed; /* to be freed by the thread */
 	bool has_progress;
@@ -105,7 +109,8 @@ static void loader_update_heaps(struct loader *l)
 	memset(l->weights_bytes, 0, sizeof(l->weights_bytes));
 	TAILQ_FOREACH(e, &l->live, entry)
 	for (uint32_t i = 0; i < e->n_allocs; i++)
-		l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
+		if (export_has_memory(&e->allocs[i]))
+			l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
 }
 
 /* The device and the memory on it go; the exports' descriptors stay with them. */
@@ -147,7 +152,8 @@ static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *u
 	return true;
 }
 
-static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t heap_used_bytes)
+static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t heap_used_bytes,
+	const struct load_abilities *abilities)
 {
 	struct loader_result *r = &job->result;
 	uint64_t start = loader_now_ns();
@@ -155,13 +161,17 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 
 	l->progress_bytes = 0;
 	l->progress_ns = start;
-	if (!l->device)
+	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
 	if (rc == 0) {
-		const struct load_params params = {.device = l->device,
+		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
 			.generation = r->generation,
-			.fd = job->fd,
+			.source = job->source,
+			.policy = l->params.policy,
+			.account = l->params.account,
+			.abilities = *abilities,
 			.alloc_bytes = l->params.alloc_bytes,
+			.window_bytes = l->params.window_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
 			.progress = loader_on_progress,
@@ -174,7 +184,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
 	}
-	cleanup_close(&job->fd);
+	job->source = source_unref(job->source);
 	r->code = rc;
 	r->load_ns = loader_now_ns() - start;
 }
@@ -194,13 +204,16 @@ static bool loader_step(struct loader *l)
 	} else if (l->wants_heaps) {
 		loader_update_heaps(l);
 	} else if (job && !l->is_stopping) {
+		static const struct load_abilities foreign = {.imports_memfd = true};
 		uint64_t used = l->device ? l->weights_bytes[load_find_heap(l->device)] : 0;
+		const struct load_abilities abilities =
+			job->result.is_foreign ? foreign : l->abilities;
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);
-		loader_run_job(l, job, used);
+		loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
 		l->running = 0;
 		if (job->result.export)
@@ -226,6 +239,11 @@ static void *loader_main(void *userdata)
 	l->open_err = err;
 	if (rc == 0) {
 		l->info = *vk_device_get_info(l->device);
+		/* What most can; the probe knows better. */
+		bool imports = l->info.import_align > 0;
+		l->abilities.imports_memfd = imports;
+		l->abilities.imports_file[true][true] = imports;
+		l->abilities.imports_file[false][false] = imports && l->info.is_software;
 		loader_update_heaps(l);
 	}
 	pthread_cond_broadcast(&l->cond);
@@ -304,7 +322,7 @@ static void loader_free_jobs(struct loader_jobs *jobs)
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
-		cleanup_close(&job->fd);
+		source_unref(job->source);
 		free(job);
 	}
 }
@@ -351,17 +369,40 @@ int loader_get_fd(const struct loader *l)
 	return l->event_fd;
 }
 
-int loader_load(struct loader *l, uint64_t generation, int fd, struct err *ret_err)
+void loader_set_probe(struct loader *l, const struct vk_probe *probe)
+{
+	const struct vk_probe_result *k = probe->kinds;
+
+	l->has_probe = true;
+	l->probe = *probe;
+	pthread_mutex_lock(&l->mutex);
+	l->abilities = (struct load_abilities){
+		.imports_memfd = k[VK_PROBE_MEMFD].is_ok,
+		.imports_file = {{k[VK_PROBE_DISK_READ_ONLY].is_ok, k[VK_PROBE_DISK].is_ok},
+			{k[VK_PROBE_TMPFS_READ_ONLY].is_ok, k[VK_PROBE_TMPFS].is_ok}},
+		.exports_host = k[VK_PROBE_FD_HOST].is_ok,
+	};
+	pthread_mutex_unlock(&l->mutex);
+}
+
+const struct vk_probe *loader_get_probe(const struct loader *l)
+{
+	return l->has_probe ? &l->probe : NULL;
+}
+
+int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
+	struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
 	if (!job)
 		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->fd = fd;
 	job->result.generation = generation;
+	job->result.is_foreign = is_foreign;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
+		job->source = source_ref(source);
 		l->n_jobs++;
 		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
 		pthread_cond_broadcast(&l->cond);
@@ -424,9 +465,8 @@ bool loader_take_result(struct loader *l, struct loader_result *ret_result)
 		is_there = false;
 	}
 	pthread_mutex_unlock(&l->mutex);
-	if (job) {
-		cleanup_close(&job->fd);
-		free(job);
-	}
+	if (job)
+		source_unref(job->source);
+	free(job);
 	return is_there;
 }

@@ -13,16 +13,25 @@
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 #include "vk/device.h"
+#include "vk/probe.h"
+#include "weightd/load.h"
 
 struct export;
 struct loader;
+struct policy;
+struct source;
+struct source_account;
 
 enum { LOADER_MAX_JOBS = 64 };
 
+/* Borrowed while the loader lives. */
 struct loader_params {
-	const char *device;   /* vk_device_new's select; borrowed while the loader lives */
-	uint64_t alloc_bytes; /* the most an allocation may have; 0: the device's limit */
-	bool use_pread;       /* do not try io_uring */
+	const char *device; /* vk_device_new's select */
+	const struct policy *policy;
+	struct source_account *account;
+	uint64_t alloc_bytes; /* see load_params */
+	uint64_t window_bytes;
+	bool use_pread; /* do not try io_uring */
 };
 
 /* Starts the thread and waits until it has its device. The errors of vk_device_new; -ENOTSUP when
@@ -45,8 +54,19 @@ void loader_get_heaps(struct loader *l, struct vk_device_heap ret_heaps[VK_DEVIC
 /* Readable when loader_take_result has something. */
 int loader_get_fd(const struct loader *l);
 
-/* Takes fd on success. -EBUSY with a sentence when LOADER_MAX_JOBS wait; -ENOMEM. */
-int must_check loader_load(struct loader *l, uint64_t generation, int fd, struct err *ret_err);
+/*
+ * What the probe found out about the device, for loads that begin after it; before, most devices'
+ * abilities are assumed. get: NULL before. probe is copied.
+ */
+void loader_set_probe(struct loader *l, const struct vk_probe *probe);
+const struct vk_probe *loader_get_probe(const struct loader *l);
+
+/*
+ * For the loader's device, or with is_foreign for those of nobody here. source is referenced.
+ * -EBUSY with a sentence when LOADER_MAX_JOBS wait; -ENOMEM.
+ */
+int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
+	bool is_foreign, struct err *ret_err);
 
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
@@ -64,6 +84,7 @@ enum loader_result_kind {
 struct loader_result {
 	enum loader_result_kind kind;
 	uint64_t generation;
+	bool is_foreign;
 	uint64_t loaded_bytes;
 	uint64_t total_bytes;
 	struct export *export;

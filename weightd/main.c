@@ -11,8 +11,11 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/weights-client.h"
+#include "vk/probe.h"
+#include "weightd/policy.h"
 #include "weightd/registry.h"
 #include "weightd/server.h"
+#include "weightd/service.h"
 
 enum { MAIN_FAILED = 1, MAIN_USAGE = 2, MAIN_MAX_MODELS = 64 };
 
@@ -27,17 +30,44 @@ static const char usage[] =
 	"/weightd.sock\n"
 	"  --model NAME=FILE         load FILE (GGUF) as NAME before it is ready; may be repeated\n"
 	"  --device DEVICE           auto (discrete, then integrated, then software), software,\n"
-	"                            an index or a UUID; default auto\n"
-	"  --place PATTERN=PLACEMENT where tensors go; this version knows the placement device\n"
-	"  --alloc-bytes N           at most N bytes an allocation; default the device's limit\n"
+	"                            an index or a UUID; default auto. Several: the first is the\n"
+	"                            default, the others get their copy when a worker asks for it\n"
+	"\n"
+	"Placement: tensors stay on the device until its room is spent; experts leave first, then\n"
+	"layers from the last. What leaves is pinned, else staged, else paged.\n"
+	"  --vram-budget BYTES       at most that many bytes of weights on a device\n"
+	"  --host-budget BYTES       at most that many in host memory\n"
+	"  --reserve BYTES           of what is free on a device, left to others\n"
+	"  --place PATTERN=PLACEMENT tensors whose names match (as file names in a shell) are "
+	"device,\n"
+	"                            pinned (the file's own pages), staged (one copy in host\n"
+	"                            memory) or paged (copied by each worker); the last match "
+	"wins\n"
+	"  --experts auto|device|host  experts leave first (auto), with their layers (device), or\n"
+	"                            are never on the device\n"
+	"  --pin-writable NAME       that model's file may be handed out for writing, where it "
+	"was\n"
+	"                            opened so: drivers import pages of a file in memory only "
+	"then\n"
+	"  --alloc-bytes BYTES       at most that many an allocation; default the device's limit\n"
+	"  --window BYTES            at most that many an import of host pages; default the same\n"
+	"  BYTES: a number, or with K, M, G or T behind it.\n"
+	"\n"
 	"  --no-uring                read files by pread\n"
 	"  --log-level LEVEL         error, warn, info or debug; default info\n"
-	"  --help, --version\n";
+	"  --help, --version\n"
+	"  --probe DEVICE            as the first option: what can be imported and exported "
+	"there\n";
 
 struct options {
 	char socket[256];
-	const char *device;
+	const char *devices[SERVICE_MAX_DEVICES];
+	uint32_t n_devices;
+	struct policy policy;
 	uint64_t alloc_bytes;
+	uint64_t window_bytes;
+	const char *pin_writable[MAIN_MAX_MODELS];
+	uint32_t n_pin_writable;
 	bool use_pread;
 	enum log_level log_level;
 	uint32_t n_models;
@@ -50,7 +80,13 @@ enum option_id {
 	OPTION_MODEL,
 	OPTION_DEVICE,
 	OPTION_PLACE,
+	OPTION_EXPERTS,
+	OPTION_VRAM_BUDGET,
+	OPTION_HOST_BUDGET,
+	OPTION_RESERVE,
+	OPTION_PIN_WRITABLE,
 	OPTION_ALLOC_BYTES,
+	OPTION_WINDOW,
 	OPTION_NO_URING,
 	OPTION_LOG_LEVEL,
 	OPTION_HELP,
@@ -74,32 +110,32 @@ static int parse_model(struct options *o, char *text, struct err *ret_err)
 	return 0;
 }
 
-static int parse_place(const char *text, struct err *ret_err)
+static int add_text(const char *option, const char *text, const char **list, uint32_t max,
+	struct err *ret_err, uint32_t *n)
 {
-	const char *equals = strrchr(text, '=');
-
-	if (!equals || equals == text || !equals[1])
-		return err_set(
-			ret_err, EINVAL, "--place: expected PATTERN=PLACEMENT, found \"%s\"", text);
-	if (strcmp(equals + 1, "device"))
-		return err_set(ret_err, EINVAL,
-			"--place: placement \"%s\" is not available in this version: expected "
-			"device",
-			equals + 1);
+	if (*n == max)
+		return err_set(ret_err, EINVAL, "%s: expected at most %u", option, max);
+	list[(*n)++] = text;
 	return 0;
 }
 
-static int parse_bytes(const char *text, struct err *ret_err, uint64_t *ret_bytes)
+/* Options whose values are judged by the policy. */
+static int parse_placement(struct options *o, int id, const char *value, struct err *ret_err)
 {
-	char *end;
-
-	errno = 0;
-	unsigned long long n = strtoull(text, &end, 10);
-	if (errno || end == text || *end || *text == '-' || n == 0)
-		return err_set(ret_err, EINVAL,
-			"--alloc-bytes: expected a number above 0, found \"%s\"", text);
-	*ret_bytes = n;
-	return 0;
+	switch (id) {
+	case OPTION_PLACE: return policy_add_rule(&o->policy, value, ret_err);
+	case OPTION_EXPERTS: return policy_parse_experts(value, ret_err, &o->policy.experts);
+	case OPTION_VRAM_BUDGET:
+		return policy_parse_bytes("--vram-budget", value, ret_err, &o->policy.vram_budget);
+	case OPTION_HOST_BUDGET:
+		return policy_parse_bytes("--host-budget", value, ret_err, &o->policy.host_budget);
+	case OPTION_RESERVE:
+		return policy_parse_bytes("--reserve", value, ret_err, &o->policy.reserve_bytes);
+	case OPTION_ALLOC_BYTES:
+		return policy_parse_bytes("--alloc-bytes", value, ret_err, &o->alloc_bytes);
+	case OPTION_WINDOW: return policy_parse_bytes("--window", value, ret_err, &o->window_bytes);
+	default: return err_set(ret_err, EINVAL, "%s", "see weightd --help");
+	}
 }
 
 static int parse_option(struct options *o, int id, char *value, struct err *ret_err)
@@ -112,9 +148,12 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 		strcpy(o->socket, value);
 		return 0;
 	case OPTION_MODEL: return parse_model(o, value, ret_err);
-	case OPTION_DEVICE: o->device = value; return 0;
-	case OPTION_PLACE: return parse_place(value, ret_err);
-	case OPTION_ALLOC_BYTES: return parse_bytes(value, ret_err, &o->alloc_bytes);
+	case OPTION_DEVICE:
+		return add_text(
+			"--device", value, o->devices, SERVICE_MAX_DEVICES, ret_err, &o->n_devices);
+	case OPTION_PIN_WRITABLE:
+		return add_text("--pin-writable", value, o->pin_writable, MAIN_MAX_MODELS, ret_err,
+			&o->n_pin_writable);
 	case OPTION_NO_URING: o->use_pread = true; return 0;
 	case OPTION_LOG_LEVEL:
 		if (log_parse_level(value, &o->log_level) < 0)
@@ -122,7 +161,7 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 				"--log-level: expected error, warn, info or debug, found \"%s\"",
 				value);
 		return 0;
-	default: return err_set(ret_err, EINVAL, "%s", "see weightd --help");
+	default: return parse_placement(o, id, value, ret_err);
 	}
 }
 
@@ -134,7 +173,13 @@ static int parse_options(int argc, char **argv, struct options *o)
 		{"model", required_argument, NULL, OPTION_MODEL},
 		{"device", required_argument, NULL, OPTION_DEVICE},
 		{"place", required_argument, NULL, OPTION_PLACE},
+		{"experts", required_argument, NULL, OPTION_EXPERTS},
+		{"vram-budget", required_argument, NULL, OPTION_VRAM_BUDGET},
+		{"host-budget", required_argument, NULL, OPTION_HOST_BUDGET},
+		{"reserve", required_argument, NULL, OPTION_RESERVE},
+		{"pin-writable", required_argument, NULL, OPTION_PIN_WRITABLE},
 		{"alloc-bytes", required_argument, NULL, OPTION_ALLOC_BYTES},
+		{"window", required_argument, NULL, OPTION_WINDOW},
 		{"no-uring", no_argument, NULL, OPTION_NO_URING},
 		{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
 		{"help", no_argument, NULL, OPTION_HELP},
@@ -190,12 +235,21 @@ static int choose_socket(struct options *o, struct err *ret_err)
 	return 0;
 }
 
+static bool may_pin_writable(const struct options *o, const char *name)
+{
+	for (uint32_t i = 0; i < o->n_pin_writable; i++)
+		if (!strcmp(o->pin_writable[i], name))
+			return true;
+	return false;
+}
+
 static int open_models(struct options *o, struct err *ret_err)
 {
 	for (uint32_t i = 0; i < o->n_models; i++) {
 		struct server_model *m = &o->models[i];
 		/* A FIFO would wait for a writer; gguf_read refuses it by its kind. */
-		m->fd = open(m->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+		int mode = may_pin_writable(o, m->name) ? O_RDWR : O_RDONLY;
+		m->fd = open(m->path, mode | O_CLOEXEC | O_NONBLOCK);
 		if (m->fd < 0)
 			return err_set(ret_err, errno, "model %s: %s: %s", m->name, m->path,
 				strerror(errno));
@@ -205,14 +259,18 @@ static int open_models(struct options *o, struct err *ret_err)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.device = "auto", .log_level = LOG_INFO};
+	struct options o = {.log_level = LOG_INFO};
 	struct err err = ERR_NULL;
 
+	if (argc > 1 && !strcmp(argv[1], "--probe"))
+		return vk_probe_main(argc, argv);
 	log_init("weightd", LOG_INFO);
 	int status = parse_options(argc, argv, &o);
 	if (status >= 0)
 		return status;
 	log_init("weightd", o.log_level);
+	if (o.n_devices == 0)
+		o.devices[o.n_devices++] = "auto";
 	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
 	int rc = choose_socket(&o, &err);
@@ -220,8 +278,13 @@ int main(int argc, char **argv)
 		rc = open_models(&o, &err);
 	if (rc == 0) {
 		const struct server_params params = {.socket = o.socket,
-			.device = o.device,
+			.devices = o.devices,
+			.n_devices = o.n_devices,
+			.policy = &o.policy,
 			.alloc_bytes = o.alloc_bytes,
+			.window_bytes = o.window_bytes,
+			.pin_writable = o.pin_writable,
+			.n_pin_writable = o.n_pin_writable,
 			.use_pread = o.use_pread,
 			.n_models = o.n_models,
 			.models = o.models};

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "proto/fdlist.h"
 #include "proto/wire.h"
@@ -23,7 +24,8 @@ enum { PEER_DRAIN_PACKETS = 256 };
 
 struct peer_packet {
 	TAILQ_ENTRY(peer_packet) entry;
-	struct fdlist fds; /* borrowed: never fdlist_fini */
+	struct fdlist fds;
+	bool owns_fds; /* else they are never closed here */
 	uint32_t n_bytes;
 	uint8_t data[];
 };
@@ -65,6 +67,8 @@ static void peer_drop_packet(struct peer *p, struct peer_packet *packet)
 	TAILQ_REMOVE(&p->queue, packet, entry);
 	p->n_queue_packets--;
 	p->n_queue_bytes -= packet->n_bytes;
+	if (packet->owns_fds)
+		fdlist_fini(&packet->fds);
 	free(packet);
 }
 
@@ -142,33 +146,63 @@ void peer_flush(struct peer *p)
 		event_del(p->write_event);
 }
 
-void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
+/* NULL: the peer is broken. */
+static struct peer_packet *peer_make_packet(
+	struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
 {
 	if (p->is_broken)
-		return;
+		return NULL;
 	if (n_fds > FDLIST_MAX || p->n_queue_packets >= PEER_MAX_QUEUE_PACKETS ||
 		p->n_queue_bytes + n_bytes > PEER_MAX_QUEUE_BYTES) {
 		peer_break(p, "it does not read: %u packets of %llu bytes wait", p->n_queue_packets,
 			(unsigned long long)p->n_queue_bytes);
-		return;
+		return NULL;
 	}
 	struct peer_packet *packet = malloc(sizeof(*packet) + n_bytes);
 	if (!packet) {
 		peer_break(p, "%s", "out of memory");
-		return;
+		return NULL;
 	}
 	packet->fds = FDLIST_NULL;
 	packet->fds.n = n_fds;
 	for (uint32_t i = 0; i < n_fds; i++)
 		packet->fds.fds[i] = fds[i];
+	packet->owns_fds = false;
 	packet->n_bytes = n_bytes;
 	memcpy(packet->data, data, n_bytes);
+	return packet;
+}
+
+static void peer_queue_packet(struct peer *p, struct peer_packet *packet)
+{
 	TAILQ_INSERT_TAIL(&p->queue, packet, entry);
 	p->n_queue_packets++;
-	p->n_queue_bytes += n_bytes;
+	p->n_queue_bytes += packet->n_bytes;
 	peer_flush(p);
 	if (!TAILQ_EMPTY(&p->queue) && p->write_event && event_add(p->write_event, NULL) < 0)
 		peer_break(p, "%s", "out of memory");
+}
+
+void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
+{
+	struct peer_packet *packet = peer_make_packet(p, data, n_bytes, fds, n_fds);
+
+	if (packet)
+		peer_queue_packet(p, packet);
+}
+
+void peer_send_owned(
+	struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
+{
+	struct peer_packet *packet = peer_make_packet(p, data, n_bytes, fds, n_fds);
+
+	if (packet) {
+		packet->owns_fds = true;
+		peer_queue_packet(p, packet);
+		return;
+	}
+	for (uint32_t i = 0; i < n_fds; i++)
+		close(fds[i]);
 }
 
 bool peer_is_running(int pidfd)

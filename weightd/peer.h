@@ -77,6 +77,10 @@ struct peer *peer_find(const struct peer_list *peers, uint64_t id);
  */
 void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds);
 
+/* The same, and the descriptors are closed once they are sent, or cannot be. */
+void peer_send_owned(
+	struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds);
+
 /* Sends what waits as far as it goes. */
 void peer_flush(struct peer *p);
 

@@ -241,8 +241,7 @@ int registry_acquire(struct registry *r, const char *name, uint64_t peer, uint64
 	if (!g && registry_find_state(r, name, REGISTRY_LOADING))
 		return REGISTRY_WAIT;
 	if (!g && registry_find_state(r, name, REGISTRY_LOST))
-		return err_set(
-			ret_err, EIO, "model %s was lost with its device: load it again", name);
+		return err_set(ret_err, EIO, "model %s was lost: load it again", name);
 	if (!g)
 		return registry_refuse_name(r, name, ret_err);
 	*ret_id = g->id;
@@ -328,15 +327,14 @@ void registry_exit(struct registry *r, uint64_t holder)
 	}
 }
 
-void registry_lose(struct registry *r)
+void registry_lose(struct registry *r, uint64_t id)
 {
-	for (uint32_t i = 0; i < r->n_generations; i++) {
-		struct registry_generation *g = &r->generations[i];
-		if (g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
-			continue;
-		g->state = registry_next(g->state, REGISTRY_LOSE);
-		registry_settle(g);
-	}
+	struct registry_generation *g = registry_find(r, id);
+
+	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
+		return;
+	g->state = registry_next(g->state, REGISTRY_LOSE);
+	registry_settle(g);
 }
 
 bool registry_take_freed(struct registry *r, struct registry_generation *ret_generation)

@@ -51,7 +51,7 @@ enum registry_event {
 	REGISTRY_RETIRE,  /* unloaded or replaced */
 	REGISTRY_HOLD,    /* the last lease ended, processes that had one live */
 	REGISTRY_RELEASE, /* nobody has it any more */
-	REGISTRY_LOSE,    /* the device lost it */
+	REGISTRY_LOSE,    /* its device or its file lost it */
 	REGISTRY_N_EVENTS,
 };
 
@@ -105,7 +105,7 @@ void registry_failed(struct registry *r, uint64_t id);
 
 /*
  * A lease for the peer on the newest ready generation; a second one on the same is the same.
- * REGISTRY_WAIT; -ENOENT with the names there are; -EIO: the model was lost with its device;
+ * REGISTRY_WAIT; -ENOENT with the names there are; -EIO: the model was lost;
  * -ENOSPC: too many leases; -ENOMEM.
  */
 int must_check registry_acquire(struct registry *r, const char *name, uint64_t peer,
@@ -129,8 +129,8 @@ void registry_close(struct registry *r, uint64_t peer, uint64_t holder);
 /* The process behind a holder's id is gone. */
 void registry_exit(struct registry *r, uint64_t holder);
 
-/* The device lost every generation that it had. */
-void registry_lose(struct registry *r);
+/* The generation was lost: with its device, or with the file whose pages it was. */
+void registry_lose(struct registry *r, uint64_t id);
 
 /* A generation that nobody has any more leaves the registry; its data is the caller's to free.
  * False when there is none. */

@@ -2,11 +2,13 @@
 #include "weightd/rpc-reply.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "proto/fdlist.h"
+#include "proto/manifest.h"
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
@@ -16,28 +18,41 @@
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/service.h"
+#include "weightd/source.h"
 
 /* What a packet's own fields need beside the rows: id, n_fds, lengths. */
 enum { REPLY_ENVELOPE_BYTES = 64 };
 
-static void reply_send(
-	struct peer *p, uint64_t request, Wd__Reply *reply, const int *fds, uint32_t n_fds)
+/* The packet; NULL when the peer is broken. */
+static uint8_t *reply_pack(
+	struct peer *p, uint64_t request, Wd__Reply *reply, uint32_t n_fds, uint32_t *ret_n_bytes)
 {
 	reply->id = request;
 	reply->n_fds = n_fds;
 	size_t n_bytes = wd__reply__get_packed_size(reply);
 	if (n_bytes > WIRE_MAX_BYTES) {
 		peer_break(p, "a reply of %zu bytes is more than a packet", n_bytes);
-		return;
+		return NULL;
 	}
-	_cleanup_(cleanup_free)
 	uint8_t *data = malloc(n_bytes);
 	if (!data) {
 		peer_break(p, "%s", "out of memory");
-		return;
+		return NULL;
 	}
 	wd__reply__pack(reply, data);
-	peer_send(p, data, (uint32_t)n_bytes, fds, n_fds);
+	*ret_n_bytes = (uint32_t)n_bytes;
+	return data;
+}
+
+static void reply_send(
+	struct peer *p, uint64_t request, Wd__Reply *reply, const int *fds, uint32_t n_fds)
+{
+	uint32_t n_bytes;
+	_cleanup_(cleanup_free)
+	uint8_t *data = reply_pack(p, request, reply, n_fds, &n_bytes);
+
+	if (data)
+		peer_send(p, data, n_bytes, fds, n_fds);
 }
 
 /* ---- memory of one reply: everything it is made of goes at once ---- */
@@ -123,6 +138,22 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 
 /* ---- Welcome ---- */
 
+static void reply_add_abilities(struct reply_arena *a, const struct vk_probe *probe, Wd__Device *d)
+{
+	Wd__Ability *rows = reply_alloc(a, VK_PROBE_N, sizeof(*rows));
+
+	d->abilities = reply_alloc(a, VK_PROBE_N, sizeof(*d->abilities));
+	if (a->is_failed)
+		return;
+	for (uint32_t i = 0; i < VK_PROBE_N; i++) {
+		wd__ability__init(&rows[i]);
+		rows[i].kind = (char *)vk_probe_kind_name((enum vk_probe_kind)i);
+		rows[i].ok = probe->kinds[i].is_ok;
+		rows[i].reason = (char *)probe->kinds[i].reason;
+		d->abilities[d->n_abilities++] = &rows[i];
+	}
+}
+
 static Wd__Device *reply_make_device(struct reply_arena *a, struct loader *loader)
 {
 	const struct vk_device_info *info = loader_get_info(loader);
@@ -151,6 +182,8 @@ static Wd__Device *reply_make_device(struct reply_arena *a, struct loader *loade
 		rows[i].budget_bytes = info->has_memory_budget ? heaps[i].budget_bytes : 0;
 		rows[i].usage_bytes = heaps[i].usage_bytes;
 	}
+	if (loader_get_probe(loader))
+		reply_add_abilities(a, loader_get_probe(loader), d);
 	return d;
 }
 
@@ -163,7 +196,7 @@ void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s)
 
 	welcome.protocol = WIRE_PROTOCOL;
 	welcome.build = (char *)WEIGHTD_VERSION;
-	welcome.device = reply_make_device(&arena, service_get_loader(s));
+	welcome.device = reply_make_device(&arena, service_get_params(s)->loaders[0]);
 	if (arena.is_failed) {
 		peer_break(p, "%s", "out of memory");
 		return;
@@ -175,7 +208,9 @@ void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s)
 
 /* ---- Acquired ---- */
 
-static Wd__Allocation **reply_make_allocations(struct reply_arena *a, const struct export *e)
+/* handle_types: Acquire's; every bit set for what the allocations are. */
+static Wd__Allocation **reply_make_allocations(
+	struct reply_arena *a, const struct export *e, uint32_t handle_types, uint32_t device)
 {
 	Wd__Allocation *rows = reply_alloc(a, e->n_allocs, sizeof(*rows));
 	Wd__Allocation **at = reply_alloc(a, e->n_allocs, sizeof(*at));
@@ -184,29 +219,36 @@ static Wd__Allocation **reply_make_allocations(struct reply_arena *a, const stru
 		return NULL;
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		const struct export_alloc *alloc = &e->allocs[i];
+		struct export_offer offer = {
+			.handle = alloc->handle, .placement = alloc->placement};
 		Wd__Allocation *m = at[i] = &rows[i];
+		if (export_get_offer(alloc, handle_types, &offer) < 0)
+			a->is_failed = true;
 		wd__allocation__init(m);
 		m->index = i;
 		m->n_bytes = alloc->n_bytes;
-		m->handle_type = WD__HANDLE_TYPE__HANDLE_TYPE_OPAQUE_FD;
+		m->handle_type = (Wd__HandleType)offer.handle;
 		m->memory_type_index = alloc->memory_type_index;
 		m->dedicated = alloc->is_dedicated;
-		m->placement = (Wd__Placement)alloc->placement;
+		m->placement = (Wd__Placement)offer.placement;
 		m->buffer_bytes = alloc->buffer_bytes;
 		m->inode = alloc->inode;
 		m->dev = alloc->dev;
+		m->file_offset = alloc->file_offset;
+		m->writable = offer.is_writable;
+		m->device = device;
 	}
-	return at;
+	return a->is_failed ? NULL : at;
 }
 
 /* FDLIST_MAX rows of at most some 100 bytes: the descriptors fill a packet long before the bytes.
  */
-void rpc_reply_acquired(
-	struct peer *p, uint64_t request, uint64_t generation, const struct export *e)
+void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
+	const struct export *e, uint32_t handle_types)
 {
 	_cleanup_(reply_arena_fini)
 	struct reply_arena arena = {0};
-	Wd__Allocation **rows = reply_make_allocations(&arena, e);
+	Wd__Allocation **rows = reply_make_allocations(&arena, e, handle_types, 0);
 	uint32_t at = 0;
 
 	if (!rows) {
@@ -235,6 +277,35 @@ void rpc_reply_acquired(
 	}
 }
 
+/* One packet: PLACEMENT_MAX_ALLOCS rows fit. The peer has no lease that keeps the manifest. */
+void rpc_reply_described(
+	struct peer *p, uint64_t request, uint64_t generation, const struct export *e)
+{
+	_cleanup_(reply_arena_fini)
+	struct reply_arena arena = {0};
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Acquired acquired = WD__ACQUIRED__INIT;
+	uint32_t n_bytes;
+	_cleanup_(cleanup_free)
+	uint8_t *data = NULL;
+	int fd = fcntl(e->manifest_fd, F_DUPFD_CLOEXEC, 0);
+
+	acquired.generation = generation;
+	acquired.has_manifest = true;
+	acquired.n_allocations = e->n_allocs;
+	acquired.allocations = reply_make_allocations(&arena, e, UINT32_MAX, 0);
+	reply.body_case = WD__REPLY__BODY_ACQUIRED;
+	reply.acquired = &acquired;
+	if (acquired.allocations && fd >= 0)
+		data = reply_pack(p, request, &reply, 1, &n_bytes);
+	else
+		peer_break(p, "%s", "out of memory or descriptors");
+	if (data)
+		peer_send_owned(p, data, n_bytes, &fd, 1);
+	else
+		cleanup_close(&fd);
+}
+
 /* ---- Models and Status ---- */
 
 static Wd__GenerationState reply_get_state(enum registry_state state)
@@ -249,11 +320,50 @@ static Wd__GenerationState reply_get_state(enum registry_state state)
 	}
 }
 
+/* What the generation takes, once, whatever it is resident for. */
+static uint64_t reply_count_weights(const struct service_generation *data, uint32_t n_slots)
+{
+	uint64_t n_bytes = source_get_staged_bytes(data->source);
+	uint64_t n_file = 0;
+
+	for (uint32_t i = 0; i < n_slots; i++) {
+		const struct export *e = data->residencies[i].export;
+		uint64_t n = 0;
+		if (!e)
+			continue;
+		n_bytes += e->device_bytes;
+		for (uint32_t k = 0; k < e->n_allocs; k++)
+			if (e->allocs[k].placement == MANIFEST_PLACEMENT_PINNED)
+				n += e->allocs[k].n_bytes;
+		if (n > n_file)
+			n_file = n;
+	}
+	return n_bytes + n_file;
+}
+
+/* Those of the first device, and of others as far as a packet holds them. */
+static void reply_add_allocations(struct reply_arena *a, const struct service_generation *data,
+	uint32_t n_slots, Wd__Generation *m)
+{
+	Wd__Allocation **rows = reply_alloc(a, PLACEMENT_MAX_ALLOCS, sizeof(*rows));
+
+	m->allocations = rows;
+	for (uint32_t i = 0; i < n_slots && rows; i++) {
+		const struct export *e = data->residencies[i].export;
+		if (!e || e->n_allocs > PLACEMENT_MAX_ALLOCS - m->n_allocations)
+			continue;
+		Wd__Allocation **more =
+			reply_make_allocations(a, e, UINT32_MAX, i + 1 < n_slots ? i + 1 : 0);
+		for (uint32_t k = 0; k < e->n_allocs && more; k++)
+			rows[m->n_allocations++] = more[k];
+	}
+}
+
 static void reply_make_generation(struct reply_arena *a, const struct registry_generation *g,
-	bool with_allocations, Wd__Generation *m)
+	uint32_t n_slots, bool with_allocations, Wd__Generation *m)
 {
 	const struct service_generation *data = g->data;
-	const struct export *e = data->export;
+	const struct export *e = data->residencies[0].export;
 
 	wd__generation__init(m);
 	m->id = g->id;
@@ -269,19 +379,20 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	m->architecture = (char *)e->architecture;
 	m->format = (char *)e->format;
 	m->n_parameters = e->n_parameters;
-	m->weights_bytes = e->weights_bytes;
+	m->weights_bytes = reply_count_weights(data, n_slots);
 	m->manifest_bytes = e->manifest_bytes;
 	m->n_tensors = e->n_tensors;
-	if (with_allocations) {
-		m->allocations = reply_make_allocations(a, e);
-		m->n_allocations = m->allocations ? e->n_allocs : 0;
-	}
+	m->unmet_bytes = e->n_unmet_bytes;
+	if (with_allocations)
+		reply_add_allocations(a, data, n_slots, m);
 }
 
 /* One Model a name, in order of its first generation; generations newest last. */
 static Wd__Model **reply_make_models(
-	struct reply_arena *a, struct registry *r, bool with_allocations, size_t *ret_n)
+	struct reply_arena *a, const struct service *s, bool with_allocations, size_t *ret_n)
 {
+	struct registry *r = service_get_registry(s);
+	uint32_t n_slots = service_get_foreign_slot(s) + 1;
 	uint32_t n = registry_count(r);
 	Wd__Model *models = reply_alloc(a, n, sizeof(*models));
 	Wd__Model **at = reply_alloc(a, n, sizeof(*at));
@@ -301,7 +412,7 @@ static Wd__Model **reply_make_models(
 				return NULL;
 			at[n_models++] = &models[k];
 		}
-		reply_make_generation(a, g, with_allocations, &generations[i]);
+		reply_make_generation(a, g, n_slots, with_allocations, &generations[i]);
 		models[k].generations[models[k].n_generations++] = &generations[i];
 	}
 	*ret_n = n_models;
@@ -315,7 +426,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Models models = WD__MODELS__INIT;
 
-	models.models = reply_make_models(&arena, service_get_registry(s), false, &models.n_models);
+	models.models = reply_make_models(&arena, s, false, &models.n_models);
 	if (!models.models) {
 		peer_break(p, "%s", "out of memory");
 		return;
@@ -436,23 +547,33 @@ static void reply_status_add_model(
 	}
 }
 
+static void reply_add_devices(struct reply_arena *a, const struct service *s, Wd__Status *status)
+{
+	const struct service_params *params = service_get_params(s);
+
+	status->devices = reply_alloc(a, params->n_loaders, sizeof(Wd__Device *));
+	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++)
+		status->devices[status->n_devices++] = reply_make_device(a, params->loaders[i]);
+}
+
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 {
 	_cleanup_(reply_arena_fini)
 	struct reply_arena arena = {0};
 	struct registry *registry = service_get_registry(s);
-	const struct peer_list *peers = service_get_peers(s);
+	const struct peer_list *peers = service_get_params(s)->peers;
 	Wd__Status status = WD__STATUS__INIT;
 	struct reply_status r = {.peer = p, .request = request, .status = &status};
 	uint64_t now_ns = service_now_ns();
 	size_t n_models = 0;
-	Wd__Model **models = reply_make_models(&arena, registry, true, &n_models);
+	Wd__Model **models = reply_make_models(&arena, s, true, &n_models);
 	const struct peer *other;
 
 	status.pid = getpid();
 	status.build = (char *)WEIGHTD_VERSION;
 	status.uptime_ns = service_get_uptime_ns(s);
-	status.device = reply_make_device(&arena, service_get_loader(s));
+	status.device = reply_make_device(&arena, service_get_params(s)->loaders[0]);
+	reply_add_devices(&arena, s, &status);
 	status.models = reply_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
 	status.peers = reply_alloc(&arena, PEER_MAX, sizeof(Wd__Peer *));
 	r.n_bytes = wd__status__get_packed_size(&status) + REPLY_ENVELOPE_BYTES;

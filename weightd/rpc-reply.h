@@ -18,8 +18,15 @@ void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct er
 void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
 
-/* The peer has a lease on the generation: its descriptors are lent to the queue. */
-void rpc_reply_acquired(
+/*
+ * The peer has a lease on the generation: its descriptors are lent to the queue. handle_types:
+ * Acquire's, for which every allocation has an offer.
+ */
+void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
+	const struct export *e, uint32_t handle_types);
+
+/* The manifest and what the allocations are. */
+void rpc_reply_described(
 	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
 
 void rpc_reply_models(struct peer *p, uint64_t request, struct service *s);
@@ -32,6 +39,7 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_UNLOADED,
 	RPC_REPLY_ATTACHED,
 	RPC_REPLY_DETACHED,
+	RPC_REPLY_LOST,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */

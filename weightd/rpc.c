@@ -10,6 +10,7 @@
 #include "proto/util/log.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/acquire.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
@@ -60,8 +61,12 @@ static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
 		return err_set(ret_err, EINVAL,
 			"Acquire: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
 			m->device_uuid.len, m->driver_uuid.len);
-	return service_acquire(call->service, call->peer, call->request->id, m->model,
-		m->device_uuid.data, m->driver_uuid.data, ret_err);
+	const struct acquire_params params = {.request = call->request->id,
+		.model = m->model,
+		.device_uuid = m->device_uuid.data,
+		.driver_uuid = m->driver_uuid.data,
+		.handle_types = m->handle_types};
+	return acquire_begin(call->service, call->peer, &params, ret_err);
 }
 
 static int rpc_load(const struct rpc_call *call, struct err *ret_err)
@@ -82,11 +87,8 @@ static int rpc_load(const struct rpc_call *call, struct err *ret_err)
 			"Load: expected one file, found %u: split models are not available in this "
 			"version",
 			call->fds->n);
-	rc = service_load(call->service, call->peer, call->request->id, m->name, m->path,
+	return service_load(call->service, call->peer, call->request->id, m->name, m->path,
 		call->fds->fds[0], m->replace, ret_err);
-	if (rc == 0)
-		fdlist_take(call->fds, 0);
-	return rc;
 }
 
 static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
@@ -100,6 +102,26 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
 	return rc;
+}
+
+static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
+{
+	const char *name = call->request->describe->model;
+	int rc = registry_check_name(name, ret_err);
+
+	if (rc < 0)
+		return rc;
+	for (uint32_t i = registry_count(service_get_registry(call->service)); i > 0; i--) {
+		const struct registry_generation *g =
+			registry_at(service_get_registry(call->service), i - 1);
+		const struct service_generation *data = g->data;
+		if (strcmp(g->model, name) || !data->residencies[0].export)
+			continue;
+		rpc_reply_described(
+			call->peer, call->request->id, g->id, data->residencies[0].export);
+		return 0;
+	}
+	return err_set(ret_err, ENOENT, "no model %.64s is loaded", name);
 }
 
 static int rpc_list(const struct rpc_call *call, struct err *ret_err)
@@ -158,6 +180,7 @@ static const struct {
 	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false},
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},
+	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false},
 };
 

@@ -13,7 +13,7 @@ struct peer;
 struct service;
 
 /*
- * One packet of a peer and the descriptors that came with it, of which it takes what it keeps.
+ * One packet of a peer and the descriptors that came with it, of which it keeps duplicates.
  * Refusals are answered; a packet that breaks the protocol breaks the peer.
  */
 void rpc_handle(struct service *s, struct peer *p, const uint8_t *data, uint32_t n_bytes,

@@ -14,13 +14,16 @@
 #include "proto/util/notify.h"
 #include "proto/wire.h"
 #include "vk/device.h"
+#include "vk/probe.h"
 #include "weightd/holders.h"
 #include "weightd/loader.h"
+#include "weightd/outcome.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc.h"
 #include "weightd/service.h"
+#include "weightd/source.h"
 
 enum {
 	SERVER_HELLO_SECONDS = 5,
@@ -29,15 +32,19 @@ enum {
 	SERVER_PAUSE_US = 100 * 1000, /* without memory or fds, before the next accept */
 	SERVER_MODE_ROOT = 0660,      /* the group decides who may connect */
 	SERVER_MODE = 0600,
+	SERVER_FILES_SECONDS = 1, /* between looks at the files whose pages are in use */
 };
 
 struct server {
 	const struct server_params *params;
 	struct event_base *base;
 	struct event *listen_event;
-	struct event *loader_event;
+	struct event *loader_events[SERVICE_MAX_DEVICES];
+	struct event *files_event;
 	struct event *signal_events[2];
-	struct loader *loader;
+	struct source_account account;
+	struct loader *loaders[SERVICE_MAX_DEVICES];
+	struct service_params service_params;
 	struct service *service;
 	struct holders *holders;
 	struct peer_list peers;
@@ -234,7 +241,16 @@ static void server_on_loader(evutil_socket_t fd, short what, void *userdata)
 
 	(void)fd;
 	(void)what;
-	service_dispatch(s->service);
+	outcome_dispatch(s->service);
+}
+
+static void server_on_files(evutil_socket_t fd, short what, void *userdata)
+{
+	struct server *s = userdata;
+
+	(void)fd;
+	(void)what;
+	service_check_files(s->service);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -256,8 +272,11 @@ static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 /* Not a log line: whatever the log level, a person and a script wait for it. */
 static void server_say_ready(const struct server *s)
 {
-	fprintf(stderr, "weightd: info: ready: socket %s, device %s\n", s->params->socket,
-		loader_get_info(s->loader)->name);
+	fprintf(stderr, "weightd: info: ready: socket %s, device %s", s->params->socket,
+		loader_get_info(s->loaders[0])->name);
+	for (uint32_t i = 1; i < s->params->n_devices; i++)
+		fprintf(stderr, " and %s", loader_get_info(s->loaders[i])->name);
+	fputc('\n', stderr);
 	notify_ready();
 }
 
@@ -274,20 +293,30 @@ static void server_on_own_load(int code, const struct err *err, void *userdata)
 		server_say_ready(s);
 }
 
+static int server_watch_loader(struct server *s, uint32_t i)
+{
+	s->loader_events[i] = event_new(
+		s->base, loader_get_fd(s->loaders[i]), EV_READ | EV_PERSIST, server_on_loader, s);
+	return s->loader_events[i] && event_add(s->loader_events[i], NULL) == 0 ? 0 : -ENOMEM;
+}
+
 static int server_init_events(struct server *s)
 {
 	static const int signals[] = {SIGTERM, SIGINT};
+	const struct timeval files = {.tv_sec = SERVER_FILES_SECONDS};
 
 	s->base = event_base_new();
 	if (!s->base)
 		return -ENOMEM;
 	s->listen_event =
 		event_new(s->base, s->listen_fd, EV_READ | EV_PERSIST, server_on_accept, s);
-	s->loader_event = event_new(
-		s->base, loader_get_fd(s->loader), EV_READ | EV_PERSIST, server_on_loader, s);
-	if (!s->listen_event || event_add(s->listen_event, NULL) < 0 || !s->loader_event ||
-		event_add(s->loader_event, NULL) < 0)
+	s->files_event = event_new(s->base, -1, EV_PERSIST, server_on_files, s);
+	if (!s->listen_event || event_add(s->listen_event, NULL) < 0 || !s->files_event ||
+		event_add(s->files_event, &files) < 0)
 		return -ENOMEM;
+	for (uint32_t i = 0; i < s->params->n_devices; i++)
+		if (server_watch_loader(s, i) < 0)
+			return -ENOMEM;
 	for (unsigned i = 0; i < ARRAY_SIZE(signals); i++) {
 		s->signal_events[i] = evsignal_new(s->base, signals[i], server_on_signal, s);
 		if (!s->signal_events[i] || event_add(s->signal_events[i], NULL) < 0)
@@ -296,26 +325,75 @@ static int server_init_events(struct server *s)
 	return holders_new(s->base, server_on_exit, s, &s->holders);
 }
 
+static int server_start_loaders(struct server *s, struct err *ret_err)
+{
+	struct loader_params params = {.policy = s->params->policy,
+		.account = &s->account,
+		.alloc_bytes = s->params->alloc_bytes,
+		.window_bytes = s->params->window_bytes,
+		.use_pread = s->params->use_pread};
+
+	for (uint32_t i = 0; i < s->params->n_devices; i++) {
+		params.device = s->params->devices[i];
+		int rc = loader_new(&params, ret_err, &s->loaders[i]);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Takes seconds the first time, and is then remembered. Without it nothing is imported. */
+static void server_probe(struct loader *l)
+{
+	static const enum vk_probe_kind told[] = {VK_PROBE_MEMFD, VK_PROBE_DISK_READ_ONLY};
+	const struct vk_device_info *info = loader_get_info(l);
+	struct vk_probe probe = {0};
+	struct err err = ERR_NULL;
+
+	if (vk_probe_get(info, NULL, &err, &probe) < 0)
+		log_warn("device %s: probe: %s", info->name, err.text);
+	for (unsigned i = 0; i < ARRAY_SIZE(told); i++) {
+		const struct vk_probe_result *r = &probe.kinds[told[i]];
+		if (!r->is_ok)
+			log_info("device %s does not import mappings of kind %s: %s", info->name,
+				vk_probe_kind_name(told[i]), r->reason);
+	}
+	loader_set_probe(l, &probe);
+}
+
 static int server_init(struct server *s, struct err *ret_err)
 {
-	const struct loader_params loader = {.device = s->params->device,
-		.alloc_bytes = s->params->alloc_bytes,
-		.use_pread = s->params->use_pread};
 	int rc = wire_listen(s->params->socket, geteuid() == 0 ? SERVER_MODE_ROOT : SERVER_MODE,
 		ret_err, &s->listen_fd);
 
 	if (rc < 0)
 		return rc;
 	server_open_spare(s);
-	rc = loader_new(&loader, ret_err, &s->loader);
+	rc = server_start_loaders(s, ret_err);
 	if (rc < 0)
 		return rc;
-	rc = service_new(s->loader, &s->peers, server_on_own_load, s, &s->service);
+	for (uint32_t i = 0; i < s->params->n_devices; i++)
+		server_probe(s->loaders[i]);
+	s->service_params = (struct service_params){.loaders = s->loaders,
+		.n_loaders = s->params->n_devices,
+		.peers = &s->peers,
+		.account = &s->account,
+		.pin_writable = s->params->pin_writable,
+		.n_pin_writable = s->params->n_pin_writable,
+		.own_fn = server_on_own_load,
+		.userdata = s};
+	rc = service_new(&s->service_params, &s->service);
 	if (rc == 0)
 		rc = server_init_events(s);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "out of memory");
 	return 0;
+}
+
+static void server_free_event(struct event *event)
+{
+	if (event)
+		event_free(event);
 }
 
 static void server_fini(struct server *s)
@@ -328,14 +406,14 @@ static void server_fini(struct server *s)
 	}
 	holders_free(s->holders);
 	service_free(s->service);
-	if (s->listen_event)
-		event_free(s->listen_event);
-	if (s->loader_event)
-		event_free(s->loader_event);
-	loader_free(s->loader);
+	server_free_event(s->listen_event);
+	server_free_event(s->files_event);
+	for (uint32_t i = 0; i < s->params->n_devices; i++) {
+		server_free_event(s->loader_events[i]);
+		loader_free(s->loaders[i]);
+	}
 	for (unsigned i = 0; i < ARRAY_SIZE(s->signal_events); i++)
-		if (s->signal_events[i])
-			event_free(s->signal_events[i]);
+		server_free_event(s->signal_events[i]);
 	if (s->base)
 		event_base_free(s->base);
 	if (s->listen_fd >= 0)
@@ -350,9 +428,9 @@ static int server_start_loads(struct server *s, struct err *ret_err)
 	for (uint32_t i = 0; i < s->params->n_models; i++) {
 		struct server_model *m = &s->params->models[i];
 		int rc = service_load(s->service, NULL, 0, m->name, m->path, m->fd, false, ret_err);
+		cleanup_close(&m->fd);
 		if (rc < 0)
 			return rc;
-		m->fd = -1;
 	}
 	if (s->n_loading == 0)
 		server_say_ready(s);

@@ -12,20 +12,27 @@
 #include "proto/util/cleanup.h"
 
 struct err;
+struct policy;
 
 /* A model of the command line. */
 struct server_model {
 	const char *name;
 	const char *path;
-	int fd; /* owned; -1 once the loader has it */
+	int fd; /* owned; -1 once it is being loaded */
 };
 
 /* Everything borrowed. */
 struct server_params {
 	const char *socket;
-	const char *device;
-	uint64_t alloc_bytes; /* see loader_params */
+	const char *const
+		*devices; /* [n_devices], vk_device_new's select; the first is the default */
+	uint32_t n_devices;
+	const struct policy *policy;
+	uint64_t alloc_bytes; /* see load_params */
+	uint64_t window_bytes;
 	bool use_pread;
+	const char *const *pin_writable; /* [n_pin_writable] */
+	uint32_t n_pin_writable;
 	uint32_t n_models;
 	struct server_model *models;
 };

@@ -13,11 +13,20 @@
 #include "weightd/peer.h"
 
 struct err;
+struct export;
 struct loader;
 struct registry;
 struct service;
+struct source;
+struct source_account;
 
-enum { SERVICE_MAX_PATH_BYTES = 1024 };
+enum { SERVICE_MAX_PATH_BYTES = 1024, SERVICE_MAX_DEVICES = 16 };
+
+/* A generation's memory for one device. */
+struct service_residency {
+	struct export *export; /* NULL: not there */
+	bool is_loading;       /* on demand; the first load is the registry's matter */
+};
 
 /* A generation's data in the registry. */
 struct service_generation {
@@ -29,41 +38,45 @@ struct service_generation {
 	uint64_t peer;       /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
-	struct export *export; /* NULL before ready */
+	struct source *source; /* a reference */
+	/* By index of the loader; [n_loaders]: for devices that are not weightd's. The first is
+	 * there when the generation is ready, the others when somebody asked for them. */
+	struct service_residency residencies[SERVICE_MAX_DEVICES + 1];
 };
 
 /* A load of the command line has ended: code 0, or < 0 with the sentence. */
 typedef void (*service_own_fn)(int code, const struct err *err, void *userdata);
 
-/* Both borrowed while the service lives. */
-int must_check service_new(struct loader *loader, const struct peer_list *peers,
-	service_own_fn own_fn, void *userdata, struct service **ret_service);
+/* All borrowed while the service lives. */
+struct service_params {
+	struct loader *const *loaders; /* [n_loaders], at least one; the first is the default */
+	uint32_t n_loaders;
+	const struct peer_list *peers;
+	struct source_account *account;
+	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
+	uint32_t n_pin_writable;
+	service_own_fn own_fn; /* may be NULL */
+	void *userdata;
+};
+
+int must_check service_new(const struct service_params *params, struct service **ret_service);
 
 /* The exports stay the loader's. Accepts NULL; returns NULL. */
 struct service *service_free(struct service *s);
 
 struct registry *service_get_registry(const struct service *s);
-struct loader *service_get_loader(const struct service *s);
-const struct peer_list *service_get_peers(const struct service *s);
+const struct service_params *service_get_params(const struct service *s);
+uint32_t service_get_foreign_slot(const struct service *s); /* of residencies */
 uint64_t service_get_uptime_ns(const struct service *s);
 uint64_t service_now_ns(void);
 
 /*
  * Begins a load; the answer (Done or Error with `request`) goes to the peer when it has ended.
- * p NULL: weightd's own. Takes fd on success. Errors of registry_load and loader_load; -EAGAIN when
- * the peer waits for too much.
+ * p NULL: weightd's own. fd is borrowed. Errors of registry_load and loader_load; -EAGAIN when the
+ * peer waits for too much.
  */
 int must_check service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
 	const char *path, int fd, bool replace, struct err *ret_err);
-
-/*
- * Begins a lease; the answer (Acquired or Error) goes to the peer at once or when the model has
- * loaded. The uuids are the peer's device's, 16 bytes each: -ENODEV with both when they are not
- * weightd's. Errors of registry_acquire; -EAGAIN.
- */
-int must_check service_acquire(struct service *s, struct peer *p, uint64_t request,
-	const char *name, const uint8_t *device_uuid, const uint8_t *driver_uuid,
-	struct err *ret_err);
 
 /* Errors of registry_unload. ret_id: the newest generation that it met. */
 int must_check service_unload(
@@ -75,7 +88,12 @@ void service_close(struct service *s, struct peer *p, uint64_t holder);
 /* The process behind the holder's id is gone. */
 void service_exit(struct service *s, uint64_t holder);
 
-/* The loader has results. */
-void service_dispatch(struct service *s);
+/*
+ * Generations that need the model file as it was are lost when it is not: it was cut, or somebody
+ * wrote to it. To be called now and then; service_check_file for one of them: true when it was lost
+ * just now.
+ */
+void service_check_files(struct service *s);
+bool service_check_file(struct service *s, uint64_t id);
 
 #endif

@@ -32,6 +32,8 @@ static const char *const tensors_dim_keys[TENSORS_N_DIMS] = {
 	[TENSORS_DIM_K] = "attention.head_count_kv",
 	[TENSORS_DIM_V] = "attention.head_count_kv",
 	[TENSORS_DIM_HEADS] = "attention.head_count",
+	[TENSORS_DIM_EXPERTS] = "expert_count",
+	[TENSORS_DIM_FF_EXPERT] = "expert_feed_forward_length",
 };
 
 /* "[256, 4096]" */
@@ -142,7 +144,9 @@ int tensors_check(const struct gguf *g, const char *arch, const struct tensors_r
 			[TENSORS_DIM_Q] = (uint64_t)h->n_head * h->head_dim_k,
 			[TENSORS_DIM_K] = (uint64_t)h->n_head_kv * h->head_dim_k,
 			[TENSORS_DIM_V] = (uint64_t)h->n_head_kv * h->head_dim_v,
-			[TENSORS_DIM_HEADS] = (uint64_t)h->n_head * h->head_dim_v},
+			[TENSORS_DIM_HEADS] = (uint64_t)h->n_head * h->head_dim_v,
+			[TENSORS_DIM_EXPERTS] = h->n_expert,
+			[TENSORS_DIM_FF_EXPERT] = h->n_ff_expert},
 	};
 	char name[GGUF_MAX_NAME_BYTES];
 	int r = 0;

@@ -25,6 +25,8 @@ enum tensors_dim {
 	TENSORS_DIM_K,     /* n_head_kv * head_dim_k */
 	TENSORS_DIM_V,     /* n_head_kv * head_dim_v */
 	TENSORS_DIM_HEADS, /* n_head * head_dim_v: what attention gives */
+	TENSORS_DIM_EXPERTS,
+	TENSORS_DIM_FF_EXPERT,
 	TENSORS_N_DIMS,
 };
 

@@ -4,7 +4,13 @@
 #include <errno.h>
 #include <limits.h>
 #include <liburing.h>
-#include <unistd.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "weightd/pread-pool.h"
+
+/* From page cache 8 threads copy as fast as a ring of as many reads (50 GB/s on 16 CPUs, one 5). */
+enum { URING_PREAD_THREADS = 8 };
 
 struct uring_slot {
 	bool is_used;
@@ -13,13 +19,13 @@ struct uring_slot {
 	uint64_t n_left;
 	uint64_t offset;
 	uint64_t tag;
-	uint64_t serial; /* pread goes in order of the calls */
+	struct pread_pool_read read; /* without a ring */
 };
 
 struct uring {
 	int refusal;
-	struct io_uring ring; /* initialised where refusal is 0 */
-	uint64_t next_serial;
+	struct io_uring ring;    /* initialised where refusal is 0 */
+	struct pread_pool *pool; /* elsewhere */
 	uint32_t n_in_flight;
 	uint32_t depth;
 	struct uring_slot slots[URING_MAX_DEPTH];
@@ -34,6 +40,14 @@ int uring_new(uint32_t depth, bool use_pread, struct uring **ret_uring)
 		return -ENOMEM;
 	u->depth = depth;
 	u->refusal = use_pread ? -1 : -io_uring_queue_init(depth, &u->ring, 0);
+	if (u->refusal) {
+		uint32_t n = depth < URING_PREAD_THREADS ? depth : URING_PREAD_THREADS;
+		int rc = pread_pool_new(n, &u->pool);
+		if (rc < 0) {
+			free(u);
+			return rc;
+		}
+	}
 	*ret_uring = u;
 	return 0;
 }
@@ -84,13 +98,15 @@ int uring_read(struct uring *u, int fd, void *data, uint64_t n_bytes, uint64_t o
 		.n_left = n_bytes,
 		.offset = offset,
 		.tag = tag,
-		.serial = u->next_serial++};
+		.read = {.fd = fd, .data = data, .n_bytes = n_bytes, .offset = offset}};
 	if (u->refusal == 0) {
 		int rc = uring_submit(u, slot);
 		if (rc < 0) {
 			slot->is_used = false;
 			return rc;
 		}
+	} else {
+		pread_pool_start(u->pool, &slot->read);
 	}
 	u->n_in_flight++;
 	return 0;
@@ -113,18 +129,16 @@ static int uring_next(struct uring *u, struct uring_slot **ret_slot)
 	return rc;
 }
 
-static int uring_next_pread(struct uring *u, struct uring_slot **ret_slot)
+static int uring_wait_pool(struct uring *u, uint64_t *ret_tag)
 {
-	struct uring_slot *slot = NULL;
+	struct pread_pool_read *r = pread_pool_wait(u->pool);
+	struct uring_slot *slot =
+		(struct uring_slot *)((uint8_t *)r - offsetof(struct uring_slot, read));
 
-	for (uint32_t i = 0; i < u->depth; i++) {
-		struct uring_slot *s = &u->slots[i];
-		if (s->is_used && (!slot || s->serial < slot->serial))
-			slot = s;
-	}
-	*ret_slot = slot;
-	ssize_t n = pread(slot->fd, slot->data, slot->n_left, (off_t)slot->offset);
-	return n < 0 ? -errno : (int)n;
+	slot->is_used = false;
+	u->n_in_flight--;
+	*ret_tag = slot->tag;
+	return r->code;
 }
 
 int uring_wait(struct uring *u, uint64_t *ret_tag)
@@ -134,8 +148,10 @@ int uring_wait(struct uring *u, uint64_t *ret_tag)
 
 	if (u->n_in_flight == 0)
 		return -EINVAL;
+	if (u->refusal)
+		return uring_wait_pool(u, ret_tag);
 	for (;;) {
-		rc = u->refusal == 0 ? uring_next(u, &slot) : uring_next_pread(u, &slot);
+		rc = uring_next(u, &slot);
 		if (!slot)
 			return rc;
 		if (rc > 0) {
@@ -151,11 +167,9 @@ int uring_wait(struct uring *u, uint64_t *ret_tag)
 			break;
 		}
 		/* Short or interrupted: the rest of it. */
-		if (u->refusal == 0) {
-			rc = uring_submit(u, slot);
-			if (rc < 0)
-				break;
-		}
+		rc = uring_submit(u, slot);
+		if (rc < 0)
+			break;
 		slot = NULL;
 	}
 	slot->is_used = false;
@@ -179,6 +193,7 @@ struct uring *uring_free(struct uring *u)
 		}
 		io_uring_queue_exit(&u->ring);
 	}
+	pread_pool_free(u->pool);
 	free(u);
 	return NULL;
 }

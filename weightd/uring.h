@@ -3,8 +3,8 @@
 #define WEIGHTD_URING_H
 
 /*
- * Several reads of files in flight: by io_uring where the kernel lets us, else by pread, one at a
- * time, behind the same calls. The only file that knows liburing. One thread at a time.
+ * Several reads of files in flight: by io_uring where the kernel lets us, else by pread on threads,
+ * behind the same calls. The only file that knows liburing. One thread at a time.
  */
 #include <stdbool.h>
 #include <stdint.h>

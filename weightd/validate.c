@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "proto/util/err.h"
@@ -14,6 +15,7 @@ struct architecture {
 	const char *name;
 	const struct tensors_row *rows;
 	uint32_t n_rows;
+	bool has_experts;
 };
 
 /* clang-format off */
@@ -21,26 +23,39 @@ struct architecture {
 #define OPTIONAL(n, k, ...) {.name = n, .kind = TENSORS_##k, .dims = {__VA_ARGS__}, .is_optional = true}
 #define LAYER(n, k, ...) {.name = n, .kind = TENSORS_##k, .dims = {__VA_ARGS__}, .in_layer = true}
 
+/* All but the feed-forward part of a layer. */
+#define QWEN3_ROWS \
+	TENSOR("token_embd.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB), \
+	TENSOR("output_norm.weight", NORM, TENSORS_DIM_EMBD), \
+	OPTIONAL("output.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB), \
+	LAYER("attn_norm.weight", NORM, TENSORS_DIM_EMBD), \
+	LAYER("attn_q.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_Q), \
+	LAYER("attn_k.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_K), \
+	LAYER("attn_v.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_V), \
+	LAYER("attn_output.weight", MATRIX, TENSORS_DIM_HEADS, TENSORS_DIM_EMBD), \
+	LAYER("attn_q_norm.weight", NORM, TENSORS_DIM_HEAD), \
+	LAYER("attn_k_norm.weight", NORM, TENSORS_DIM_HEAD), \
+	LAYER("ffn_norm.weight", NORM, TENSORS_DIM_EMBD)
+
 static const struct tensors_row qwen3_rows[] = {
-	TENSOR("token_embd.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB),
-	TENSOR("output_norm.weight", NORM, TENSORS_DIM_EMBD),
-	OPTIONAL("output.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB),
-	LAYER("attn_norm.weight", NORM, TENSORS_DIM_EMBD),
-	LAYER("attn_q.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_Q),
-	LAYER("attn_k.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_K),
-	LAYER("attn_v.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_V),
-	LAYER("attn_output.weight", MATRIX, TENSORS_DIM_HEADS, TENSORS_DIM_EMBD),
-	LAYER("attn_q_norm.weight", NORM, TENSORS_DIM_HEAD),
-	LAYER("attn_k_norm.weight", NORM, TENSORS_DIM_HEAD),
-	LAYER("ffn_norm.weight", NORM, TENSORS_DIM_EMBD),
+	QWEN3_ROWS,
 	LAYER("ffn_gate.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF),
 	LAYER("ffn_up.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF),
 	LAYER("ffn_down.weight", MATRIX, TENSORS_DIM_FF, TENSORS_DIM_EMBD),
 };
+
+static const struct tensors_row qwen3moe_rows[] = {
+	QWEN3_ROWS,
+	LAYER("ffn_gate_inp.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_EXPERTS),
+	LAYER("ffn_gate_exps.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF_EXPERT, TENSORS_DIM_EXPERTS),
+	LAYER("ffn_up_exps.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF_EXPERT, TENSORS_DIM_EXPERTS),
+	LAYER("ffn_down_exps.weight", MATRIX, TENSORS_DIM_FF_EXPERT, TENSORS_DIM_EMBD, TENSORS_DIM_EXPERTS),
+};
 /* clang-format on */
 
 static const struct architecture architectures[] = {
-	{"qwen3", qwen3_rows, ARRAY_SIZE(qwen3_rows)},
+	{"qwen3", qwen3_rows, ARRAY_SIZE(qwen3_rows), false},
+	{"qwen3moe", qwen3moe_rows, ARRAY_SIZE(qwen3moe_rows), true},
 };
 
 static int read_optional_u64(const struct gguf *g, const char *key, struct err *e, uint64_t *ret)
@@ -86,9 +101,9 @@ static int find_architecture(const struct gguf *g, struct err *e, struct validat
 		}
 	}
 	return err_set(e, ENOTSUP,
-		"key general.architecture: architecture is not supported: expected \"%s\", found "
-		"\"%s\"",
-		architectures[0].name, gguf_label(m->architecture).text);
+		"key general.architecture: architecture is not supported: expected \"%s\" or "
+		"\"%s\", found \"%s\"",
+		architectures[0].name, architectures[1].name, gguf_label(m->architecture).text);
 }
 
 static int read_name(const struct gguf *g, struct err *e, struct gguf_string *ret)
@@ -111,8 +126,8 @@ int validate_model(const struct gguf *g, struct err *ret_err, struct validate_mo
 	if (r == 0)
 		r = vocabulary_read(g, ret_err, &m);
 	if (r == 0)
-		r = hparams_read(
-			g, a->name, m.tokens ? m.tokens->n_elements : 0, ret_err, &m.hparams);
+		r = hparams_read(g, a->name, a->has_experts, m.tokens ? m.tokens->n_elements : 0,
+			ret_err, &m.hparams);
 	if (r == 0)
 		r = tensors_check(g, a->name, a->rows, a->n_rows, &m.hparams, ret_err);
 	if (r < 0)

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/acquire.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "weightd/export.h"
+#include "weightd/loader.h"
+#include "weightd/service-internal.h"
+
+/* A condition of acquire_try: not yet. */
+enum { ACQUIRE_WAIT = 1 };
+
+/* "0123...": 32 hex digits and a NUL. */
+static const char *acquire_print_uuid(const uint8_t *uuid, char text[33])
+{
+	for (int i = 0; i < 16; i++)
+		snprintf(text + 2 * i, 3, "%02x", uuid[i]);
+	return text;
+}
+
+/* The peer's device is none of ours, as the first of them may explain. */
+static int acquire_refuse_device(
+	const struct service *s, const struct acquire_params *params, struct err *ret_err)
+{
+	const struct vk_device_info *info = loader_get_info(s->params->loaders[0]);
+	char expected[33], found[33];
+
+	for (uint32_t i = 0; i < s->params->n_loaders; i++) {
+		const struct vk_device_info *other = loader_get_info(s->params->loaders[i]);
+		if (!memcmp(params->device_uuid, other->uuid, 16))
+			return err_set(ret_err, ENODEV,
+				"driver of %s: expected %s, found %s: the memory of one driver "
+				"means nothing to another",
+				other->name, acquire_print_uuid(other->driver_uuid, expected),
+				acquire_print_uuid(params->driver_uuid, found));
+	}
+	return err_set(ret_err, ENODEV, "device: expected %s (%s)%s, found %s",
+		acquire_print_uuid(info->uuid, expected), info->name,
+		s->params->n_loaders > 1 ? " or another that weightd serves" : "",
+		acquire_print_uuid(params->device_uuid, found));
+}
+
+static int acquire_find_slot(const struct service *s, const struct acquire_params *params,
+	struct err *ret_err, uint32_t *ret_slot)
+{
+	uint32_t types = params->handle_types;
+	bool takes_opaque = types == 0 || (types >> EXPORT_OPAQUE_FD & 1);
+
+	for (uint32_t i = 0; i < s->params->n_loaders && takes_opaque; i++) {
+		const struct vk_device_info *info = loader_get_info(s->params->loaders[i]);
+		if (memcmp(params->device_uuid, info->uuid, 16) ||
+			memcmp(params->driver_uuid, info->driver_uuid, 16))
+			continue;
+		*ret_slot = i;
+		return 0;
+	}
+	if (!(types >> EXPORT_MEMFD & 1))
+		return acquire_refuse_device(s, params, ret_err);
+	*ret_slot = service_get_foreign_slot(s);
+	return 0;
+}
+
+static struct registry_generation *acquire_find_ready(const struct service *s, const char *model)
+{
+	for (uint32_t i = registry_count(s->registry); i > 0; i--) {
+		struct registry_generation *g = registry_at(s->registry, i - 1);
+		if (g->state == REGISTRY_READY && !strcmp(g->model, model))
+			return g;
+	}
+	return NULL;
+}
+
+/* Not understood and not served: said before a lease is taken. */
+static int acquire_check_offers(
+	const struct export *e, const struct service_wait *w, struct err *ret_err)
+{
+	uint64_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < e->n_allocs; i++) {
+		struct export_offer offer;
+		if (export_get_offer(&e->allocs[i], w->handle_types, &offer) < 0)
+			n_bytes += e->allocs[i].buffer_bytes;
+	}
+	if (n_bytes == 0)
+		return 0;
+	return err_set(ret_err, ENOTSUP,
+		"model %s: %llu of %llu bytes of its weights have descriptors of a kind that this "
+		"client does not import",
+		w->model, (unsigned long long)n_bytes, (unsigned long long)e->weights_bytes);
+}
+
+static int acquire_make_resident(
+	struct service *s, const struct registry_generation *g, uint32_t slot, struct err *ret_err)
+{
+	struct service_generation *data = g->data;
+	bool is_foreign = slot == service_get_foreign_slot(s);
+	struct loader *loader = s->params->loaders[is_foreign ? 0 : slot];
+	int rc;
+
+	if (data->residencies[slot].is_loading)
+		return 0;
+	rc = loader_load(loader, g->id, data->source, is_foreign, ret_err);
+	if (rc == 0)
+		data->residencies[slot].is_loading = true;
+	return rc;
+}
+
+/* Answers the peer and returns 0; ACQUIRE_WAIT; or -errno with the refusal. */
+static int acquire_try(
+	struct service *s, struct peer *p, const struct service_wait *w, struct err *ret_err)
+{
+	struct registry_generation *g = acquire_find_ready(s, w->model);
+	const struct export *e = NULL;
+	uint64_t id;
+	int rc = 0;
+
+	if (g && service_check_file(s, g->id))
+		g = acquire_find_ready(s, w->model);
+	if (g) {
+		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
+		if (!e)
+			rc = acquire_make_resident(s, g, w->slot, ret_err);
+		else
+			rc = acquire_check_offers(e, w, ret_err);
+		if (rc < 0 || !e)
+			return rc < 0 ? rc : ACQUIRE_WAIT;
+	}
+	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
+	if (rc)
+		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT : rc;
+	rpc_reply_acquired(p, w->request, id, e, w->handle_types);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
+				.model = w->model,
+				.generation = id,
+				.pid = p->pid});
+	return 0;
+}
+
+int acquire_begin(
+	struct service *s, struct peer *p, const struct acquire_params *params, struct err *ret_err)
+{
+	struct service_wait *w;
+	uint32_t slot = 0;
+	int rc = acquire_find_slot(s, params, ret_err, &slot);
+
+	if (rc == 0)
+		rc = service_check_pending(p, ret_err);
+	if (rc < 0)
+		return rc;
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return err_set(ret_err, ENOMEM, "model %s: out of memory", params->model);
+	w->peer = p->id;
+	w->request = params->request;
+	w->slot = slot;
+	w->handle_types = params->handle_types;
+	snprintf(w->model, sizeof(w->model), "%s", params->model);
+	rc = acquire_try(s, p, w, ret_err);
+	if (rc != ACQUIRE_WAIT) {
+		free(w);
+		return rc;
+	}
+	TAILQ_INSERT_TAIL(&s->waits, w, entry);
+	p->n_pending++;
+	return 0;
+}
+
+static void acquire_end_wait(
+	struct service *s, struct service_wait *w, int code, const struct err *err)
+{
+	struct peer *p = peer_find(s->params->peers, w->peer);
+
+	p->n_pending--;
+	if (code < 0)
+		rpc_reply_error(p, w->request, code, err);
+	TAILQ_REMOVE(&s->waits, w, entry);
+	free(w);
+}
+
+void acquire_wake(struct service *s, const char *model, int code, const struct err *why)
+{
+	struct service_wait *w, *next;
+
+	for (w = TAILQ_FIRST(&s->waits); w; w = next) {
+		struct err err = ERR_NULL;
+
+		next = TAILQ_NEXT(w, entry);
+		if (strcmp(w->model, model))
+			continue;
+		int rc = acquire_try(s, peer_find(s->params->peers, w->peer), w, &err);
+		if (rc == ACQUIRE_WAIT)
+			continue;
+		if (rc == -ENOENT && why) {
+			rc = code;
+			err = *why;
+		}
+		acquire_end_wait(s, w, rc, &err);
+	}
+}
+
+void acquire_fail(
+	struct service *s, const char *model, uint32_t slot, int code, const struct err *why)
+{
+	struct service_wait *w, *next;
+
+	for (w = TAILQ_FIRST(&s->waits); w; w = next) {
+		next = TAILQ_NEXT(w, entry);
+		if (w->slot == slot && !strcmp(w->model, model))
+			acquire_end_wait(s, w, code, why);
+	}
+}
+
+void acquire_forget(struct service *s, const struct peer *p)
+{
+	struct service_wait *w, *next;
+
+	for (w = TAILQ_FIRST(&s->waits); w; w = next) {
+		next = TAILQ_NEXT(w, entry);
+		if (w->peer != p->id)
+			continue;
+		TAILQ_REMOVE(&s->waits, w, entry);
+		free(w);
+	}
+}

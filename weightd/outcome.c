@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/outcome.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/manifest.h"
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "weightd/acquire.h"
+#include "weightd/export.h"
+#include "weightd/loader.h"
+#include "weightd/service-internal.h"
+
+/* The requester's answer: Done or the sentence. */
+static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
+	int code, const struct err *err)
+{
+	struct peer *p = peer_find(s->params->peers, data->peer);
+
+	if (data->is_own && s->params->own_fn)
+		s->params->own_fn(code, err, s->params->userdata);
+	if (!p)
+		return;
+	p->n_pending--;
+	if (code < 0)
+		rpc_reply_error(p, data->request, code, err);
+	else
+		rpc_reply_done(p, data->request, id);
+}
+
+/* Everything that the device had is gone with it. */
+static void outcome_lose_device(struct service *s, uint32_t slot)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry);) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		const struct service_generation *data = g->data;
+		uint32_t n_before = registry_count(s->registry);
+		if (data->residencies[slot].export &&
+			data->residencies[slot].export->device_bytes > 0)
+			service_lose(s, g->id, "its device was lost");
+		if (registry_count(s->registry) == n_before)
+			i++;
+	}
+}
+
+static void outcome_on_failed(
+	struct service *s, const struct registry_generation *g, const struct loader_result *r)
+{
+	const struct service_generation *data = g->data;
+	struct err err = r->err;
+	char model[REGISTRY_NAME_MAX + 1];
+	int code = r->code;
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
+		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
+	err_prefix(&err, "model %s", model);
+	if (!data->is_own) /* else its one line is that of weightd's end */
+		log_warn("%s", err.text);
+	outcome_answer(s, g->id, data, code, &err);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_FAILED,
+				.model = model,
+				.generation = g->id,
+				.text = err.text});
+	registry_failed(s->registry, g->id);
+	if (r->kind == LOADER_LOST)
+		outcome_lose_device(s, 0);
+	acquire_wake(s, model, code, &err);
+	service_collect(s);
+}
+
+/* Nothing lands in slow memory in silence. */
+static void outcome_log_placement(const char *model, uint64_t id, const struct export *e)
+{
+	const uint64_t *n = e->n_placed_bytes;
+
+	if (n[MANIFEST_PLACEMENT_PINNED] || n[MANIFEST_PLACEMENT_STAGED] ||
+		n[MANIFEST_PLACEMENT_PAGED])
+		log_info("model %s: generation %llu: bytes of tensors: device %llu, pinned %llu, "
+			 "staged %llu, paged %llu",
+			model, (unsigned long long)id,
+			(unsigned long long)n[MANIFEST_PLACEMENT_DEVICE],
+			(unsigned long long)n[MANIFEST_PLACEMENT_PINNED],
+			(unsigned long long)n[MANIFEST_PLACEMENT_STAGED],
+			(unsigned long long)n[MANIFEST_PLACEMENT_PAGED]);
+	if (e->n_unmet_bytes)
+		log_warn("model %s: generation %llu: %llu bytes found no place that a device "
+			 "reads: every worker copies them for itself",
+			model, (unsigned long long)id, (unsigned long long)e->n_unmet_bytes);
+}
+
+static void outcome_log_ready(
+	struct service *s, const struct registry_generation *g, const struct loader_result *r)
+{
+	const struct service_generation *data = g->data;
+	const struct export *e = data->residencies[0].export;
+	const char *how = "io_uring";
+
+	if (r->refusal > 0 && !s->has_told_refusal)
+		log_info("io_uring is refused (%s): files are read by pread", strerror(r->refusal));
+	s->has_told_refusal = s->has_told_refusal || r->refusal > 0;
+	if (r->refusal)
+		how = "pread";
+	log_info("model %s: generation %llu is ready: %s %s, %u tensors, %llu bytes in %u "
+		 "allocations, %.3f s (%.2f GB/s by %s)",
+		g->model, (unsigned long long)g->id, e->architecture, e->format, e->n_tensors,
+		(unsigned long long)e->weights_bytes, e->n_allocs, (double)r->load_ns / 1e9,
+		(double)e->weights_bytes / (double)r->load_ns, how);
+	outcome_log_placement(g->model, g->id, e);
+}
+
+static void outcome_on_ready(
+	struct service *s, struct registry_generation *g, const struct loader_result *r)
+{
+	struct service_generation *data = g->data;
+	char model[REGISTRY_NAME_MAX + 1];
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	data->residencies[0].export = r->export;
+	data->loaded_bytes = r->export->weights_bytes;
+	data->load_ns = service_now_ns() - data->started_ns;
+	if (g->state != REGISTRY_LOADING) {
+		struct err err = ERR_NULL;
+		int code = err_set(
+			&err, ECANCELED, "model %s: it was unloaded while it loaded", model);
+		outcome_answer(s, g->id, data, code, &err);
+		registry_loaded(s->registry, g->id);
+		service_collect(s);
+		return;
+	}
+	outcome_log_ready(s, g, r);
+	registry_loaded(s->registry, g->id);
+	outcome_answer(s, g->id, data, 0, NULL);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
+				.model = model,
+				.generation = g->id,
+				.loaded_bytes = data->loaded_bytes,
+				.total_bytes = data->loaded_bytes});
+	acquire_wake(s, model, 0, NULL);
+	service_collect(s);
+}
+
+static void outcome_on_progress(
+	struct service *s, const struct registry_generation *g, const struct loader_result *r)
+{
+	struct service_generation *data = g->data;
+
+	data->loaded_bytes = r->loaded_bytes;
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_PROGRESS,
+				.model = g->model,
+				.generation = g->id,
+				.loaded_bytes = r->loaded_bytes,
+				.total_bytes = r->total_bytes});
+}
+
+/* A load for one more device. */
+static void outcome_on_resident(struct service *s, const struct registry_generation *g,
+	uint32_t slot, const struct loader_result *r)
+{
+	struct service_residency *residency =
+		&((struct service_generation *)g->data)->residencies[slot];
+	char model[REGISTRY_NAME_MAX + 1];
+	struct err err = r->err;
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	residency->is_loading = false;
+	if (r->kind == LOADER_READY) {
+		residency->export = r->export;
+		outcome_log_placement(model, g->id, r->export);
+		acquire_wake(s, model, 0, NULL);
+		return;
+	}
+	err_prefix(&err, "model %s", model);
+	log_warn("%s", err.text);
+	if (r->kind == LOADER_LOST)
+		outcome_lose_device(s, slot);
+	acquire_fail(s, model, slot, r->code, &err);
+}
+
+static void outcome_take(struct service *s, uint32_t i, const struct loader_result *r)
+{
+	struct registry_generation *g = registry_find(s->registry, r->generation);
+	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
+
+	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
+		((struct service_generation *)g->data)->residencies[slot].is_loading) {
+		outcome_on_resident(s, g, slot, r);
+		return;
+	}
+	/* A progress may come behind the end that it was on the way to. */
+	if (!g || !g->is_filling) {
+		if (r->export)
+			loader_release(s->params->loaders[i], r->export);
+		return;
+	}
+	switch (r->kind) {
+	case LOADER_PROGRESS: outcome_on_progress(s, g, r); break;
+	case LOADER_READY: outcome_on_ready(s, g, r); break;
+	case LOADER_FAILED:
+	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	}
+}
+
+void outcome_dispatch(struct service *s)
+{
+	struct loader_result r;
+
+	for (uint32_t i = 0; i < s->params->n_loaders; i++)
+		while (loader_take_result(s->params->loaders[i], &r))
+			outcome_take(s, i, &r);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_SERVICE_INTERNAL_H
+#define WEIGHTD_SERVICE_INTERNAL_H
+
+/* The service, for weightd/service, weightd/acquire and weightd/outcome alone. Loop thread. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "weightd/registry.h"
+#include "weightd/rpc-reply.h"
+#include "weightd/service.h"
+
+/* An Acquire whose model is loading, or its memory on the peer's device. */
+struct service_wait {
+	uint64_t peer;
+	uint64_t request;
+	char model[REGISTRY_NAME_MAX + 1];
+	uint32_t slot; /* of service_generation.residencies */
+	uint32_t handle_types;
+	TAILQ_ENTRY(service_wait) entry;
+};
+
+struct service {
+	const struct service_params *params;
+	struct registry *registry;
+	uint64_t start_ns;
+	bool has_told_refusal;
+	TAILQ_HEAD(, service_wait) waits;
+};
+
+/* To every watcher. */
+void service_tell(struct service *s, const struct rpc_reply_event *event);
+
+/* What the last change freed goes to the loaders; the watchers are told. */
+void service_collect(struct service *s);
+
+/* The generation is lost, for the reason; log, watchers. It may be gone afterwards. */
+void service_lose(struct service *s, uint64_t id, const char *why);
+
+/* -EAGAIN when the peer waits for too much. */
+int must_check service_check_pending(const struct peer *p, struct err *ret_err);
+
+#endif

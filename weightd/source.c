@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/source.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include "proto/util/err.h"
+
+struct source {
+	atomic_uint n_refs;
+	struct source_account *account;
+	int fd;
+	int shared_fd;
+	bool is_writable;
+	bool is_in_memory;
+	struct stat identity;
+	atomic_uint_fast64_t n_staged_bytes;
+	pthread_mutex_t mutex; /* held between begin and end, guards what follows */
+	int memfd;             /* set once */
+	uint64_t n_memfd_bytes;
+	uint8_t *map; /* while staging */
+	uint32_t n_tensors;
+	bool *is_staged; /* [n_tensors] */
+};
+
+static void source_cleanup(struct source **s)
+{
+	source_unref(*s);
+}
+
+/* The descriptor that leaves: never one for writing unless that was asked for. */
+static void source_open_shared(struct source *s, bool pin_writable)
+{
+	char path[64];
+	int mode = fcntl(s->fd, F_GETFL);
+
+	if (mode < 0 || !S_ISREG(s->identity.st_mode))
+		return;
+	mode &= O_ACCMODE;
+	s->is_writable = pin_writable && mode == O_RDWR;
+	if (mode == O_RDONLY || s->is_writable) {
+		s->shared_fd = fcntl(s->fd, F_DUPFD_CLOEXEC, 0);
+		return;
+	}
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", s->fd);
+	s->shared_fd = open(path, O_RDONLY | O_CLOEXEC);
+}
+
+int source_new(int fd, bool pin_writable, struct source_account *account, struct err *ret_err,
+	struct source **ret_source)
+{
+	_cleanup_(source_cleanup)
+	struct source *s = calloc(1, sizeof(*s));
+	struct statfs fs;
+
+	if (!s)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	atomic_init(&s->n_refs, 1);
+	s->account = account;
+	s->shared_fd = -1;
+	s->memfd = -1;
+	pthread_mutex_init(&s->mutex, NULL);
+	s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (s->fd < 0 || fstat(s->fd, &s->identity) < 0)
+		return err_set(ret_err, errno, "file: %s", strerror(errno));
+	s->is_in_memory = fstatfs(s->fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+	source_open_shared(s, pin_writable);
+	*ret_source = TAKE_PTR(s);
+	return 0;
+}
+
+struct source *source_ref(struct source *s)
+{
+	atomic_fetch_add(&s->n_refs, 1);
+	return s;
+}
+
+struct source *source_unref(struct source *s)
+{
+	if (!s || atomic_fetch_sub(&s->n_refs, 1) > 1)
+		return NULL;
+	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_load(&s->n_staged_bytes));
+	cleanup_close(&s->fd);
+	cleanup_close(&s->shared_fd);
+	cleanup_close(&s->memfd);
+	pthread_mutex_destroy(&s->mutex);
+	free(s->is_staged);
+	free(s);
+	return NULL;
+}
+
+int source_get_fd(const struct source *s)
+{
+	return s->fd;
+}
+
+int source_get_shared_fd(const struct source *s)
+{
+	return s->shared_fd;
+}
+
+bool source_is_writable(const struct source *s)
+{
+	return s->is_writable;
+}
+
+bool source_is_in_memory(const struct source *s)
+{
+	return s->is_in_memory;
+}
+
+uint64_t source_get_bytes(const struct source *s)
+{
+	return S_ISREG(s->identity.st_mode) ? (uint64_t)s->identity.st_size : 0;
+}
+
+int source_check(const struct source *s, struct err *ret_err)
+{
+	const struct stat *a = &s->identity;
+	struct stat b;
+
+	if (fstat(s->fd, &b) < 0)
+		return err_set(ret_err, errno, "file: fstat: %s", strerror(errno));
+	if (a->st_size != b.st_size)
+		return err_set(ret_err, ESTALE, "file: it changed: expected %lld bytes, found %lld",
+			(long long)a->st_size, (long long)b.st_size);
+	if (!s->is_writable &&
+		(a->st_mtim.tv_sec != b.st_mtim.tv_sec || a->st_mtim.tv_nsec != b.st_mtim.tv_nsec))
+		return err_set(ret_err, ESTALE, "file: it changed: somebody wrote to it");
+	return 0;
+}
+
+static int source_refuse(struct err *ret_err, const char *what)
+{
+	int errnum = errno;
+
+	return err_set(
+		ret_err, errnum, "staged weights: cannot %s a memfd: %s", what, strerror(errnum));
+}
+
+static int source_make_memfd(struct source *s, uint64_t n_bytes, struct err *ret_err)
+{
+	_cleanup_(cleanup_close)
+	int fd = memfd_create("weightd-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return source_refuse(ret_err, "create");
+	if (ftruncate(fd, (off_t)n_bytes) < 0)
+		return source_refuse(ret_err, "size");
+	/* Before it is mapped by anybody: a truncated mapping kills who reads it. */
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+		return source_refuse(ret_err, "seal");
+	s->n_memfd_bytes = n_bytes;
+	s->memfd = TAKE_FD(fd);
+	return 0;
+}
+
+int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (s->memfd < 0)
+		rc = source_make_memfd(s, n_bytes, ret_err);
+	if (rc == 0) {
+		s->map = mmap(
+			NULL, s->n_memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
+		if (s->map == MAP_FAILED)
+			rc = source_refuse(ret_err, "map");
+	}
+	if (rc < 0) {
+		s->map = NULL;
+		pthread_mutex_unlock(&s->mutex);
+		return rc;
+	}
+	/* Larger pages make for fewer faults; where the kernel does not want that, so be it. */
+	madvise(s->map, s->n_memfd_bytes, MADV_HUGEPAGE);
+	*ret_map = s->map;
+	return 0;
+}
+
+/* The account says what is there, whatever the load that put it there came to. */
+static void source_count(struct source *s)
+{
+	uint64_t before = atomic_load(&s->n_staged_bytes);
+	struct stat st;
+
+	if (fstat(s->memfd, &st) < 0)
+		return;
+	uint64_t n_bytes = (uint64_t)st.st_blocks * 512;
+	atomic_store(&s->n_staged_bytes, n_bytes);
+	atomic_fetch_add(&s->account->n_staged_bytes, n_bytes - before);
+}
+
+void source_end_staging(struct source *s)
+{
+	munmap(s->map, s->n_memfd_bytes);
+	s->map = NULL;
+	source_count(s);
+	pthread_mutex_unlock(&s->mutex);
+}
+
+int source_reserve(struct source *s, uint64_t offset, uint64_t n_bytes, struct err *ret_err)
+{
+	int rc;
+
+	do
+		rc = fallocate(s->memfd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)n_bytes);
+	while (rc < 0 && errno == EINTR);
+	return rc < 0 ? source_refuse(ret_err, "fill") : 0;
+}
+
+bool source_is_staged(const struct source *s, uint32_t tensor)
+{
+	return tensor < s->n_tensors && s->is_staged[tensor];
+}
+
+int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
+{
+	if (!s->is_staged) {
+		s->is_staged = calloc(n_tensors, sizeof(*s->is_staged));
+		if (!s->is_staged)
+			return -ENOMEM;
+		s->n_tensors = n_tensors;
+	}
+	s->is_staged[tensor] = true;
+	return 0;
+}
+
+int source_get_memfd(const struct source *s)
+{
+	return s->memfd;
+}
+
+uint64_t source_get_staged_bytes(const struct source *s)
+{
+	return atomic_load(&s->n_staged_bytes);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_SOURCE_H
+#define WEIGHTD_SOURCE_H
+
+/*
+ * What one generation has in host memory, whatever device it is for: the model file, and one memfd
+ * with the tensors that are staged. It lives as long as the generation's memory on any device, and
+ * as long as somebody holds a reference.
+ *
+ * The memfd has a place for every tensor (placement.memfd_offset) and is a file with holes: only
+ * what is staged takes memory. It is writable for its importers, for drivers refuse read-only
+ * pages, and sealed so that its size stays.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct source;
+
+/* Host memory that all sources of this process hold; one for all of them, outliving them. */
+struct source_account {
+	atomic_uint_fast64_t n_staged_bytes;
+};
+
+/*
+ * fd is borrowed and duplicated. With pin_writable it may leave weightd for reading and writing,
+ * where it was opened so; else what leaves is opened anew for reading. -errno. Any thread.
+ */
+int must_check source_new(int fd, bool pin_writable, struct source_account *account,
+	struct err *ret_err, struct source **ret_source);
+
+struct source *source_ref(struct source *s);
+
+/* Returns NULL, accepts NULL. The last one closes everything. Any thread. */
+struct source *source_unref(struct source *s);
+
+/* For reading the model. Borrowed. */
+int source_get_fd(const struct source *s);
+
+/* The descriptor that workers may get; -1 where none may leave. Borrowed. */
+int source_get_shared_fd(const struct source *s);
+
+/* That descriptor is for writing too. */
+bool source_is_writable(const struct source *s);
+
+/* The file is in memory (tmpfs, memfd): its pages are imported as those of a memfd are. */
+bool source_is_in_memory(const struct source *s);
+
+uint64_t source_get_bytes(const struct source *s);
+
+/*
+ * The file is the one that was opened: -ESTALE with what was expected and found. While its pages
+ * are imported for writing its time of change moves with them, and only its size is judged.
+ */
+int must_check source_check(const struct source *s, struct err *ret_err);
+
+/* ---- the memfd ---- */
+
+/*
+ * The memfd mapped for filling, made by the first call, and exclusive until source_end_staging:
+ * other loads of the generation wait. n_bytes: of the memfd, the same at every call. Loader
+ * threads.
+ */
+int must_check source_begin_staging(
+	struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map);
+void source_end_staging(struct source *s);
+
+/* Makes memory for [offset, offset + n_bytes) of it, so that writing cannot fail. -ENOMEM, ... */
+int must_check source_reserve(
+	struct source *s, uint64_t offset, uint64_t n_bytes, struct err *ret_err);
+
+/* Is the tensor of this index there already? Set between begin and end. */
+bool source_is_staged(const struct source *s, uint32_t tensor);
+int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
+
+/* -1 before the first staging. Borrowed. */
+int source_get_memfd(const struct source *s);
+
+/* Memory that the memfd takes. Any thread. */
+uint64_t source_get_staged_bytes(const struct source *s);
+
+#endif
