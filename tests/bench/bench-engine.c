@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How fast the committed model runs on the device, beside how fast a plain kernel reads the same
+ * How fast the committed models run on the device, beside how fast a plain kernel reads the same
  * bytes in the same run: decode of one session, decode of several, prefill of 64 tokens. Prints a
- * table; each row is the median of several rounds with the slowest and fastest.
+ * table a model; each row is the median of several rounds with the slowest and fastest. Of experts,
+ * a token reads those that it takes.
  *
- *	bench-engine [MODEL.gguf]
+ *	bench-engine [MODEL.gguf]...
  */
 #include <inttypes.h>
 #include <time.h>
@@ -43,7 +44,7 @@ static double now(void)
 
 static void init_read(struct bench *b)
 {
-	struct vk_memory *weights = b->model.weights->memories[0];
+	struct vk_memory *weights = b->model.weights->allocs[0].memory;
 	struct {
 		uint64_t data;
 		uint64_t sums;
@@ -65,12 +66,34 @@ static void init_read(struct bench *b)
 	on_device_check(vk_command_end(b->read_command, &e), &e, "end");
 }
 
-static void init(struct bench *b, const char *path)
+/* What the table is of. */
+struct setting {
+	const char *label;
+	bool has_host_experts;
+	uint32_t cached_percent; /* of the bytes of host experts */
+};
+
+/* Bytes of experts, of all layers. */
+static uint64_t count_expert_bytes(const struct bench *b)
+{
+	const struct manifest *m = b->model.weights->manifest;
+	uint64_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < m->n_tensors; i++)
+		if (m->tensors[i].ne[2] > 1)
+			n_bytes += m->tensors[i].n_bytes;
+	return n_bytes;
+}
+
+static void init(struct bench *b, const char *path, const struct setting *s)
 {
 	struct err e = ERR_NULL;
 
 	*b = (struct bench){.d = on_device_new()};
-	model_on_device_init(&b->model, b->d, path);
+	if (s->has_host_experts)
+		model_on_device_init_host_experts(&b->model, b->d, path);
+	else
+		model_on_device_init(&b->model, b->d, path);
 	const struct manifest_hparams *hp = b->model.weights->manifest->hparams;
 	struct kv_params kv = {.n_layers = hp->n_layers,
 		.n_head_kv = hp->n_head_kv,
@@ -78,7 +101,9 @@ static void init(struct bench *b, const char *path)
 		.n_slots = N_SESSIONS,
 		.n_ctx = 256,
 		.n_tokens = 256 * N_SESSIONS};
-	struct plan_params params = {.n_rows = N_PREFILL, .n_logit_rows = N_SESSIONS};
+	struct plan_params params = {.n_rows = N_PREFILL,
+		.n_logit_rows = N_SESSIONS,
+		.n_expert_cache_bytes = count_expert_bytes(b) * s->cached_percent / 100};
 	on_device_check(kv_new(b->d, &kv, &e, &b->kv), &e, "kv");
 	on_device_check(plan_new(b->d, b->model.weights, b->kv, &params, &e, &b->plan), &e, "plan");
 	for (uint32_t i = 0; i < N_SESSIONS; i++) {
@@ -175,6 +200,21 @@ static double print_row(
 	return median;
 }
 
+/* Bytes of weights that one token reads: all, or of experts those that it takes. */
+static double count_token_bytes(const struct bench *b)
+{
+	const struct manifest *m = b->model.weights->manifest;
+	double n_bytes = 0;
+
+	for (uint32_t i = 0; i < m->n_tensors; i++) {
+		const struct manifest_tensor *t = &m->tensors[i];
+		double part =
+			t->ne[2] > 1 ? (double)m->hparams->n_expert_used / (double)t->ne[2] : 1;
+		n_bytes += part * (double)t->n_bytes;
+	}
+	return n_bytes;
+}
+
 static void run(struct bench *b)
 {
 	double read[N_ROUNDS], one[N_ROUNDS], several[N_ROUNDS], prefill[N_ROUNDS];
@@ -195,27 +235,73 @@ static void run(struct bench *b)
 	}
 	printf("%d rounds: median (fastest to slowest)\n", N_ROUNDS);
 	double r = print_row("plain read of weights", read, 0, n_bytes, 0);
-	print_row("decode, 1 session", one, 1, n_bytes, r);
-	print_row("decode, 8 sessions", several, N_SESSIONS, n_bytes, r);
+	double n_token_bytes = count_token_bytes(b);
+	bool has_experts = b->model.weights->manifest->hparams->n_expert > 0;
+	print_row("decode, 1 session", one, 1, n_token_bytes, r * n_token_bytes / n_bytes);
+	/* Which experts several sessions share is theirs to say. */
+	print_row("decode, 8 sessions", several, N_SESSIONS, has_experts ? 0 : n_bytes,
+		has_experts ? 0 : r);
 	print_row("prefill, 64 tokens", prefill, N_PREFILL, 0, 0);
 	printf("dispatches a token: %u\n", plan_get_n_dispatches(b->plan));
 }
 
-int main(int argc, char **argv)
+static void print_cache(const struct bench *b)
+{
+	struct plan_counters counters;
+
+	plan_get_counters(b->plan, &counters);
+	const struct expert_cache_counters *c = &counters.experts;
+	uint64_t n_wanted = c->n_found + c->n_fetched + c->n_direct;
+	if (n_wanted)
+		printf("cache: %" PRIu64 " slots, %.1f %% of %" PRIu64 " experts found, %" PRIu64
+		       " fetched, %" PRIu64 " read where they are\n",
+			c->n_slots, 100.0 * (double)c->n_found / (double)n_wanted, n_wanted,
+			c->n_fetched, c->n_direct);
+}
+
+static bool bench_setting(const char *path, const char *label, const struct setting *s)
 {
 	static struct bench b;
+
+	init(&b, path, s);
+	const struct vk_device_info *info = vk_device_get_info(b.d);
+	printf("%s, %s\n%s%s: %" PRIu64 " bytes of weights\n", info->name, info->driver, label,
+		s->label, b.model.n_bytes);
+	run(&b);
+	print_cache(&b);
+	bool has_experts = count_expert_bytes(&b) > 0;
+	fini(&b);
+	return has_experts;
+}
+
+static void bench_model(const char *path, const char *label)
+{
+	static const struct setting settings[] = {
+		{"", false, 0},
+		{", experts in host memory", true, 0},
+		{", experts in host memory, half of them cached", true, 50},
+		{", experts in host memory, all of them cached", true, 100},
+	};
+
+	for (uint32_t i = 0; i < ARRAY_SIZE(settings); i++)
+		if (!bench_setting(path, label, &settings[i]))
+			return;
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const names[] = {"atlas-dense-q8_0.gguf", "atlas-moe-q8_0.gguf"};
 	const char *data = getenv("WEIGHTD_TEST_DATA");
 	char path[4096];
 
 	if (argc < 2 && !data)
 		return CASE_SKIP;
-	snprintf(path, sizeof(path), "%s/models/atlas-dense-q8_0.gguf", data ? data : ".");
 	on_device_warm_up();
-	init(&b, argc < 2 ? path : argv[1]);
-	const struct vk_device_info *info = vk_device_get_info(b.d);
-	printf("%s, %s\n%s: %" PRIu64 " bytes of weights\n", info->name, info->driver,
-		argc < 2 ? "atlas-dense-q8_0.gguf" : argv[1], b.model.n_bytes);
-	run(&b);
-	fini(&b);
+	for (int i = 1; i < argc; i++)
+		bench_model(argv[i], argv[i]);
+	for (uint32_t i = 0; argc < 2 && i < ARRAY_SIZE(names); i++) {
+		snprintf(path, sizeof(path), "%s/models/%s", data, names[i]);
+		bench_model(path, names[i]);
+	}
 	return 0;
 }

@@ -315,7 +315,8 @@ static void test_larger_than_allowed(void **state)
 	uint64_t generation;
 
 	(void)state;
-	site_start(&s, (const char *const[]){"--alloc-bytes", "100000", NULL}, 0);
+	site_start(&s,
+		(const char *const[]){"--alloc-bytes", "100000", "--place", "*=device", NULL}, 0);
 	struct weights_client *c = connect_client(&s);
 	int fd = open_model();
 	assert_int_equal(weights_client_load(c, "atlas", "p", fd, false, &e, &generation), -E2BIG);
@@ -346,8 +347,11 @@ static void test_command_line(void **state)
 	expect_exit((const char *const[]){"left-over", NULL}, 2, "left-over");
 	expect_exit((const char *const[]){"--model", "noequals", NULL}, 2, "NAME=FILE");
 	expect_exit((const char *const[]){"--model", "a/b=c", NULL}, 2, "model name");
-	expect_exit((const char *const[]){"--place", "*=staged", NULL}, 2,
-		"not available in this version");
+	expect_exit((const char *const[]){"--place", "*=nowhere", NULL}, 2, "nowhere");
+	expect_exit((const char *const[]){"--place", "=staged", NULL}, 2, "PATTERN=PLACEMENT");
+	expect_exit((const char *const[]){"--vram-budget", "many", NULL}, 2, "--vram-budget");
+	expect_exit((const char *const[]){"--reserve", "0", NULL}, 2, "--reserve");
+	expect_exit((const char *const[]){"--experts", "both", NULL}, 2, "both");
 	expect_exit((const char *const[]){"--log-level", "loud", NULL}, 2, "loud");
 	expect_exit((const char *const[]){"--model", "a=/nonexistent/file", NULL}, 1,
 		"/nonexistent/file");
@@ -448,6 +452,15 @@ static void test_unload_while_loading(void **state)
 	request.body_case = WD__REQUEST__BODY_ACQUIRE;
 	request.acquire = &message;
 	send_request(waiter, &request, NULL);
+	/* Answered behind it: weightd has read the Acquire. */
+	Wd__List list = WD__LIST__INIT;
+	request.id = 3;
+	request.body_case = WD__REQUEST__BODY_LIST;
+	request.list = &list;
+	send_request(waiter, &request, NULL);
+	Wd__Reply *reply = receive(waiter);
+	assert_int_equal(reply->body_case, WD__REPLY__BODY_MODELS);
+	wd__reply__free_unpacked(reply, NULL);
 	assert_string_equal(get_state(c, N_QUEUED), "loading");
 	check(weights_client_unload(c, "m59", &e), &e, "unload");
 	expect_error(waiter, "unloaded while it loaded");

@@ -62,12 +62,11 @@ static inline void site_init(struct site *s)
 	s->uring_errnum = 0;
 }
 
-/* max_fds: weightd's limit, 0 for this process's. */
-static inline void site_spawn(struct site *s, const char *const *args, rlim_t max_fds)
+/* weightd with these options and no other device. max_fds: its limit, 0 for this process's. */
+static inline void site_spawn_plain(struct site *s, const char *const *args, rlim_t max_fds)
 {
-	const char *argv[16] = {getenv("WEIGHTD_BIN"), "--socket", s->socket, "--device",
-		getenv("WEIGHTD_TEST_DEVICE") ? getenv("WEIGHTD_TEST_DEVICE") : "software"};
-	int n = 5;
+	const char *argv[24] = {getenv("WEIGHTD_BIN"), "--socket", s->socket};
+	int n = 3;
 
 	while (args && *args)
 		argv[n++] = *args++;
@@ -83,6 +82,18 @@ static inline void site_spawn(struct site *s, const char *const *args, rlim_t ma
 		_exit(126);
 	execv(argv[0], (char *const *)argv);
 	_exit(127);
+}
+
+/* On the device that is tested. */
+static inline void site_spawn(struct site *s, const char *const *args, rlim_t max_fds)
+{
+	const char *with_device[20] = {"--device",
+		getenv("WEIGHTD_TEST_DEVICE") ? getenv("WEIGHTD_TEST_DEVICE") : "software"};
+	int n = 2;
+
+	while (args && *args)
+		with_device[n++] = *args++;
+	site_spawn_plain(s, with_device, max_fds);
 }
 
 static inline const char *site_log(const struct site *s)

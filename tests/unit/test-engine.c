@@ -84,6 +84,22 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 	return 0;
 }
 
+void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)
+{
+	(void)p;
+	*ret_counters = (struct plan_counters){.stream_rows = 16, .stream_bytes = 99};
+}
+
+int plan_bench_memory(struct plan *p, struct err *ret_err,
+	struct bench_memory_rate ret_rates[BENCH_MEMORY_MAX_RATES], uint32_t *ret_n)
+{
+	(void)p;
+	(void)ret_err;
+	ret_rates[0] = (struct bench_memory_rate){.placement = 3, .n_bytes = 5};
+	*ret_n = 1;
+	return 0;
+}
+
 uint32_t plan_get_n_vocab(const struct plan *p)
 {
 	(void)p;
@@ -283,6 +299,11 @@ static void test_status(void **state)
 	assert_int_equal(m->status->n_roles, VK_MEMORY_N_ROLES);
 	assert_string_equal(m->status->roles[1].name, "kv");
 	assert_int_equal(m->status->roles[1].spilled_bytes, 10);
+	assert_int_equal(m->status->stream.stream_bytes, 99);
+	message_free(m);
+	m = call(&b, new_request(&b, MESSAGE_BENCH_MEMORY));
+	assert_int_equal(m->rates->n_rates, 1);
+	assert_int_equal(m->rates->rates[0].n_bytes, 5);
 	message_free(m);
 	bench_close(&b);
 }

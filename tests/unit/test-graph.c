@@ -87,6 +87,51 @@ static void test_logits_have_no_place(void **state)
 	graph_fini(&g);
 }
 
+static void test_words_behind_the_rows(void **state)
+{
+	struct graph g = {0};
+	uint32_t x = add_value(&g, 64), y = add_value(&g, 64);
+
+	(void)state;
+	graph_extend_value(&g, x, 64);
+	add_op(&g, GRAPH_NONE, x);
+	add_op(&g, x, y);
+	assert_int_equal(place(&g, 10), (64 * 10 + 64) * 4 + 64 * 4 * 10);
+	graph_fini(&g);
+}
+
+/* Addresses of experts as the ops have their tensors, also where an op was given others. */
+static void test_tables(void **state)
+{
+	struct weights_tensor w = {
+		.address = 1 << 20, .ne = {32, 4, 3, 1}, .n_bytes = 3 * 4 * 34, .dtype = 8};
+	struct graph_op op = {.kind = GRAPH_EXPERTS,
+		.experts = {.n_parts = 2,
+			.routing = {.logits = GRAPH_NONE,
+				.choice = GRAPH_NONE,
+				.pairs = GRAPH_NONE,
+				.groups = GRAPH_NONE},
+			.x = GRAPH_NONE,
+			.z = GRAPH_NONE}};
+	struct graph g = {0};
+	struct err e = ERR_NULL;
+	uint64_t addresses[6] = {0};
+
+	(void)state;
+	op.experts.y = add_value(&g, 4);
+	for (uint32_t i = 0; i < 2; i++) {
+		op.experts.w[i] = w;
+		op.experts.tables[i] = graph_add_table(&g, &w);
+	}
+	op.experts.w[1].address = 1ull << 40;
+	assert_int_equal(graph_add_op(&g, &op, &e), 0);
+	assert_int_equal(g.n_table_entries, 6);
+	graph_fill_tables(&g, addresses);
+	for (uint32_t i = 0; i < 6; i++)
+		assert_int_equal(addresses[i], (i < 3 ? 1ull << 20 : 1ull << 40) + i % 3 * 4 * 34);
+	graph_fini(&g);
+}
+
 static void check_disjoint(const struct graph *g, uint32_t n_rows, uint64_t n_bytes, unsigned seed)
 {
 	for (uint32_t i = 0; i < g->n_values; i++) {
@@ -129,6 +174,8 @@ int main(void)
 		CASE(test_chain_uses_two_places),
 		CASE(test_stream_is_kept),
 		CASE(test_logits_have_no_place),
+		CASE(test_words_behind_the_rows),
+		CASE(test_tables),
 		CASE(test_random_graphs),
 	};
 

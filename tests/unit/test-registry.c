@@ -160,7 +160,10 @@ static void run_step(struct run *run, unsigned event)
 	} else if (event < EVENT_LOSE) {
 		registry_exit(r, event - EVENT_EXIT + 1);
 	} else {
-		registry_lose(r);
+		/* With their device: all that are in memory. */
+		for (uint32_t i = 0; i < registry_count(r); i++)
+			registry_lose(r, registry_at(r, i)->id);
+		registry_lose(r, UINT64_MAX);
 	}
 	run_take_freed(run);
 	check(r);

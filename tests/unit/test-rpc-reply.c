@@ -37,7 +37,7 @@ static struct export *make_export(uint32_t n_allocs)
 	struct export *e = NULL;
 	char name[] = "/tmp/test-rpc-reply-XXXXXX";
 
-	assert_int_equal(export_new(n_allocs, &e), 0);
+	assert_int_equal(export_new(n_allocs, NULL, &e), 0);
 	e->manifest_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	for (uint32_t i = 0; i < n_allocs; i++) {
 		struct stat st;
@@ -98,7 +98,7 @@ static void test_acquired_in_packets(void **state)
 		bool more = true;
 		uint32_t at = 0;
 
-		rpc_reply_acquired(p, REQUEST, GENERATION, e);
+		rpc_reply_acquired(p, REQUEST, GENERATION, e, 0);
 		assert_false(p->is_broken);
 		while (more)
 			at = check_packet(sock, at, &more);

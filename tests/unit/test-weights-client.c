@@ -115,6 +115,9 @@ struct lease_packet {
 	uint64_t buffer_bytes; /* 0: 4096 */
 	uint32_t memory_type;
 	uint32_t placement; /* 0: staged */
+	uint64_t file_offset;
+	int n_bytes_less; /* the window is shorter than a page */
+	bool no_fds;
 };
 
 static void send_lease(const struct lease_packet *p)
@@ -130,7 +133,9 @@ static void send_lease(const struct lease_packet *p)
 	for (uint32_t i = 0; i < p->n_allocs; i++) {
 		wd__allocation__init(&rows[i]);
 		rows[i].index = p->first_index + i;
-		rows[i].n_bytes = 4096;
+		rows[i].n_bytes = (uint64_t)(4096 - p->n_bytes_less);
+		rows[i].file_offset = p->file_offset;
+		rows[i].writable = p->file_offset != 0;
 		rows[i].buffer_bytes = p->buffer_bytes ? p->buffer_bytes : 4096;
 		rows[i].handle_type = p->handle_type ? (Wd__HandleType)p->handle_type
 						     : WD__HANDLE_TYPE__HANDLE_TYPE_MEMFD;
@@ -138,6 +143,8 @@ static void send_lease(const struct lease_packet *p)
 		rows[i].placement = p->placement ? (Wd__Placement)p->placement
 						 : WD__PLACEMENT__PLACEMENT_STAGED;
 		pointers[i] = &rows[i];
+		if (p->no_fds)
+			continue;
 		assert_int_equal(
 			fdlist_add(&fds, make_memfd((uint64_t)(4096 - p->file_bytes_less))), 0);
 	}
@@ -243,10 +250,96 @@ static void refuses_a_broken_lease(void **state)
 	REFUSES("index 0, found 1", first.first_index = 1);
 	REFUSES("without allocations", first.n_allocs = 0);
 	REFUSES("a file of 4096 bytes, found 4095", first.file_bytes_less = 1);
-	REFUSES("handle type", first.handle_type = 3);
+	REFUSES("handle type", first.handle_type = 5);
 	REFUSES("buffer", first.buffer_bytes = 4097);
+	REFUSES("whole pages", first.file_offset = 100);
+	REFUSES("whole pages", (first.n_bytes_less = 1, first.buffer_bytes = 100));
+	REFUSES("whole pages", first.file_offset = UINT64_MAX - 4095);
+	REFUSES("a file of 8192 bytes, found 4096", first.file_offset = 4096);
+	REFUSES("a file of 4096 bytes, found 4000",
+		(first.handle_type = WEIGHTS_CLIENT_FILE, first.file_bytes_less = 96));
+	REFUSES("a file of 4097 bytes, found 4096",
+		(first.handle_type = WEIGHTS_CLIENT_FILE, first.file_offset = 4096,
+			first.buffer_bytes = 1));
 	REFUSES("memory type", first.memory_type = 32);
 	REFUSES("placement", first.placement = 5);
+}
+
+/* Windows of a file may end inside its last page; a dma-buf has no size to ask for. */
+static void accepts_other_handles(void **state)
+{
+	static const struct lease_packet packets[] = {
+		{.id = 2,
+			.generation = 5,
+			.n_allocs = 1,
+			.has_manifest = true,
+			.handle_type = WEIGHTS_CLIENT_FILE,
+			.placement = MANIFEST_PLACEMENT_PINNED,
+			.buffer_bytes = 4000,
+			.file_bytes_less = 96},
+		{.id = 2,
+			.generation = 5,
+			.n_allocs = 1,
+			.has_manifest = true,
+			.handle_type = WEIGHTS_CLIENT_MEMFD,
+			.file_offset = 4096,
+			.file_bytes_less = -4096},
+		{.id = 2,
+			.generation = 5,
+			.n_allocs = 1,
+			.has_manifest = true,
+			.handle_type = WEIGHTS_CLIENT_DMA_BUF,
+			.file_bytes_less = 4096},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_SIZE(packets); i++) {
+		struct weights_client *c = weights_peer_client();
+		struct weights_client_acquired a;
+		struct err e = ERR_NULL;
+		struct fdlist fds;
+
+		weights_client_set_handle_types(c, 0x1e);
+		send_lease(&packets[i]);
+		if (weights_client_acquire(c, "m", weights_peer_uuid, weights_peer_uuid, &e, &a))
+			fail_msg("%s", e.text);
+		assert_int_equal(a.allocs[0].handle_type, packets[i].handle_type);
+		assert_int_equal(a.allocs[0].file_offset, packets[i].file_offset);
+		assert_int_equal(a.allocs[0].writable, packets[i].file_offset != 0);
+		Wd__Request *r = weights_peer_take(&fds);
+		assert_int_equal(r->acquire->handle_types, 0x1e);
+		wd__request__free_unpacked(r, NULL);
+		weights_client_acquired_fini(&a);
+		weights_peer_close(c);
+	}
+}
+
+static void describes(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+	struct fdlist fds;
+
+	(void)state;
+	send_lease(&(struct lease_packet){
+		.id = 2, .generation = 5, .n_allocs = 2, .has_manifest = true, .no_fds = true});
+	if (weights_client_describe(c, "atlas", &e, &a))
+		fail_msg("%s", e.text);
+	assert_int_equal(a.n_allocs, 2);
+	assert_int_equal(a.allocs[1].fd, -1);
+	assert_int_equal(a.allocs[1].placement, MANIFEST_PLACEMENT_STAGED);
+	assert_true(a.manifest_fd >= 0);
+	Wd__Request *r = weights_peer_take(&fds);
+	assert_string_equal(r->describe->model, "atlas");
+	wd__request__free_unpacked(r, NULL);
+	weights_client_acquired_fini(&a);
+
+	/* Descriptors come with a lease alone. */
+	send_lease(&(struct lease_packet){
+		.id = 3, .generation = 5, .n_allocs = 2, .has_manifest = true});
+	assert_int_equal(weights_client_describe(c, "atlas", &e, &a), -EPROTO);
+	weights_peer_close(c);
 }
 
 static void refuses_a_broken_second_packet(void **state)
@@ -426,7 +519,7 @@ static void refuses_bad_events(void **state)
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, &fds);
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
-	event.kind = 7;
+	event.kind = 8;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */
@@ -515,6 +608,8 @@ int main(void)
 		CASE(refuses_a_bad_device),
 		CASE(acquires_over_several_packets),
 		CASE(refuses_a_broken_lease),
+		CASE(accepts_other_handles),
+		CASE(describes),
 		CASE(refuses_a_broken_second_packet),
 		CASE(refuses_broken_packets),
 		CASE(refuses_descriptors_nobody_asked_for),

@@ -26,14 +26,18 @@ static void read_tensors(
 			g->tensors[i].n_bytes);
 }
 
+/* With n_allocs 2 the experts are in the second, at the same offsets. */
 static struct manifest *describe(
-	const struct gguf *g, const uint64_t *offsets, uint64_t n_image_bytes)
+	const struct gguf *g, const uint64_t *offsets, uint64_t n_image_bytes, uint32_t n_allocs)
 {
-	struct manifest_alloc alloc = {
-		.n_bytes = n_image_bytes, .placement = MANIFEST_PLACEMENT_DEVICE};
-	struct manifest_writer_placement placement = {.n_allocs = 1,
-		.allocs = &alloc,
-		.tensor_alloc = calloc(g->n_tensors, sizeof(uint32_t)),
+	const struct manifest_alloc allocs[] = {
+		{.n_bytes = n_image_bytes, .placement = MANIFEST_PLACEMENT_DEVICE},
+		{.n_bytes = n_image_bytes, .placement = MANIFEST_PLACEMENT_STAGED},
+	};
+	uint32_t *tensor_alloc = calloc(g->n_tensors, sizeof(uint32_t));
+	struct manifest_writer_placement placement = {.n_allocs = n_allocs,
+		.allocs = allocs,
+		.tensor_alloc = tensor_alloc,
 		.tensor_offset = offsets};
 	struct validate_model model;
 	struct err e = ERR_NULL;
@@ -41,13 +45,19 @@ static struct manifest *describe(
 	uint64_t n_bytes = 0;
 	int fd = -1;
 
+	assert_non_null(tensor_alloc);
+	for (uint64_t i = 0; i < g->n_tensors; i++) {
+		struct gguf_string name = g->tensors[i].name;
+		if (n_allocs > 1 && memmem(name.data, name.n_bytes, "_exps.", 6))
+			tensor_alloc[i] = 1;
+	}
 	on_device_check(validate_model(g, &e, &model), &e, "validate");
 	on_device_check(manifest_writer_write(g, &model, &placement, 1, (const uint8_t[32]){0}, &e,
 				&fd, &n_bytes),
 		&e, "manifest");
 	on_device_check(manifest_open(fd, &e, &manifest), &e, "manifest");
 	close(fd);
-	free((void *)placement.tensor_alloc);
+	free(tensor_alloc);
 	return manifest;
 }
 
@@ -67,7 +77,17 @@ static struct vk_memory *upload(struct vk_device *d, const void *data, uint64_t 
 	return memory;
 }
 
-void model_on_device_init(struct model_on_device *m, struct vk_device *d, const char *path)
+static struct vk_memory *copy_to_host_memory(
+	struct vk_device *d, const void *data, uint64_t n_bytes)
+{
+	struct vk_memory *memory = on_device_memory(d, VK_MEMORY_STAGING, n_bytes, false);
+
+	memcpy(on_device_map(memory), data, n_bytes);
+	return memory;
+}
+
+static void attach(
+	struct model_on_device *m, struct vk_device *d, const char *path, uint32_t n_allocs)
 {
 	struct err e = ERR_NULL;
 	struct gguf *g = NULL;
@@ -84,14 +104,35 @@ void model_on_device_init(struct model_on_device *m, struct vk_device *d, const 
 
 	m->weights = calloc(1, sizeof(*m->weights));
 	assert_non_null(m->weights);
-	m->weights->memories = calloc(1, sizeof(struct vk_memory *));
-	assert_non_null(m->weights->memories);
-	m->weights->manifest = describe(g, offsets, m->n_bytes);
-	m->weights->n_memories = 1;
-	m->weights->memories[0] = upload(d, m->image, m->n_bytes);
+	m->weights->allocs = calloc(n_allocs, sizeof(*m->weights->allocs));
+	assert_non_null(m->weights->allocs);
+	m->weights->manifest = describe(g, offsets, m->n_bytes, n_allocs);
+	m->weights->n_allocs = n_allocs;
+	m->weights->allocs[0] = (struct weights_alloc){
+		.placement = MANIFEST_PLACEMENT_DEVICE,
+		.memory = upload(d, m->image, m->n_bytes),
+		.fd = -1,
+	};
+	if (n_allocs > 1)
+		m->weights->allocs[1] = (struct weights_alloc){
+			.placement = MANIFEST_PLACEMENT_STAGED,
+			.memory = copy_to_host_memory(d, m->image, m->n_bytes),
+			.fd = -1,
+		};
 	m->weights->n_bytes = m->n_bytes;
 	free(offsets);
 	gguf_free(g);
+}
+
+void model_on_device_init(struct model_on_device *m, struct vk_device *d, const char *path)
+{
+	attach(m, d, path, 1);
+}
+
+void model_on_device_init_host_experts(
+	struct model_on_device *m, struct vk_device *d, const char *path)
+{
+	attach(m, d, path, 2);
 }
 
 void model_on_device_fini(struct model_on_device *m)

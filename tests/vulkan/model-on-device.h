@@ -13,11 +13,15 @@ struct weights;
 
 struct model_on_device {
 	struct weights *weights;
-	uint8_t *image; /* what its one memory holds, tensors at their manifest offsets */
+	uint8_t *image; /* what each of its memories holds, tensors at their manifest offsets */
 	uint64_t n_bytes;
 };
 
 void model_on_device_init(struct model_on_device *m, struct vk_device *d, const char *path);
+
+/* The experts of a mixture are read from host memory. */
+void model_on_device_init_host_experts(
+	struct model_on_device *m, struct vk_device *d, const char *path);
 void model_on_device_fini(struct model_on_device *m);
 
 #endif

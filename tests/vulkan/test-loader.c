@@ -16,8 +16,10 @@
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/loader.h"
+#include "weightd/policy.h"
+#include "weightd/source.h"
 
-enum { WAIT_MS = 50000, SMALL_HEAP = 40 << 20 };
+enum { WAIT_MS = 50000, SMALL_HEAP = 40 << 20, WINDOW = 1 << 20 };
 
 VkResult __real_vkQueueSubmit2(
 	VkQueue queue, uint32_t n, const VkSubmitInfo2 *infos, VkFence fence);
@@ -27,6 +29,21 @@ void __real_vkGetPhysicalDeviceMemoryProperties2(
 	VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 *ret);
 void __wrap_vkGetPhysicalDeviceMemoryProperties2(
 	VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 *ret);
+
+VkResult __real_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
+	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret);
+VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
+	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret);
+
+static volatile int fail_alloc; /* the allocation that fails, from 1; 0: none */
+
+VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
+	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret)
+{
+	if (fail_alloc > 0 && --fail_alloc == 0)
+		return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+	return __real_vkAllocateMemory(device, info, allocator, ret);
+}
 
 /* Called once on the loader thread at the next submission; what it returns is the answer. */
 static VkResult (*volatile at_submit)(void);
@@ -79,15 +96,46 @@ static int copy_model(void)
 	return fd;
 }
 
-static struct loader *start(uint64_t alloc_bytes, bool use_pread)
+static struct policy policy; /* of the loaders of a case; set before start */
+static struct source_account account;
+
+static struct loader *start_with(const struct loader_params *params)
 {
-	const struct loader_params params = {
-		.device = on_device_select(), .alloc_bytes = alloc_bytes, .use_pread = use_pread};
+	struct loader_params p = *params;
 	struct loader *l = NULL;
 	struct err e = ERR_NULL;
 
-	on_device_check(loader_new(&params, &e, &l), &e, "loader");
+	p.device = on_device_select();
+	p.policy = &policy;
+	p.account = &account;
+	on_device_check(loader_new(&p, &e, &l), &e, "loader");
 	return l;
+}
+
+static struct loader *start(uint64_t alloc_bytes, bool use_pread)
+{
+	return start_with(
+		&(struct loader_params){.alloc_bytes = alloc_bytes, .use_pread = use_pread});
+}
+
+static void place(const char *rule)
+{
+	struct err e = ERR_NULL;
+
+	on_device_check(policy_add_rule(&policy, rule, &e), &e, "rule");
+}
+
+/* Closes fd. */
+static int load_fd(struct loader *l, uint64_t generation, int fd, struct err *ret_err)
+{
+	struct source *source = NULL;
+	int rc = source_new(fd, false, &account, ret_err, &source);
+
+	close(fd);
+	if (rc == 0)
+		rc = loader_load(l, generation, source, false, ret_err);
+	source_unref(source);
+	return rc;
 }
 
 /* The next result that is no progress. */
@@ -108,7 +156,7 @@ static struct loader_result load(struct loader *l, uint64_t generation, int fd)
 {
 	struct err e = ERR_NULL;
 
-	on_device_check(loader_load(l, generation, fd, &e), &e, "load");
+	on_device_check(load_fd(l, generation, fd, &e), &e, "load");
 	struct loader_result r = wait_result(l);
 	assert_int_equal(r.generation, generation);
 	return r;
@@ -144,36 +192,56 @@ static void wait_weights(struct loader *l, uint64_t n_bytes)
 	assert_int_equal(count_weights(l), n_bytes);
 }
 
-/* What another process gets: each allocation imported and read whole. */
+/* What another process gets of an allocation with memory of its own: imported and read whole. */
+static uint8_t *import_memory(struct vk_device *d, const struct export_alloc *a)
+{
+	const struct vk_share_params params = {.n_bytes = a->n_bytes,
+		.buffer_bytes = a->buffer_bytes,
+		.memory_type_index = a->memory_type_index,
+		.is_dedicated = a->is_dedicated};
+	struct vk_memory *m = NULL;
+	struct err err = ERR_NULL;
+	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+
+	on_device_check(vk_share_import(d, fd, &params, VK_MEMORY_WEIGHTS, "import", &err, &m),
+		&err, "import");
+	struct vk_command *c = on_device_command(d, 0);
+	vk_command_begin(c);
+	vk_command_acquire(c, m);
+	on_device_run(d, c);
+	vk_command_free(c);
+	uint8_t *data = (uint8_t *)on_device_read(d, m);
+	vk_memory_free(m);
+	return data;
+}
+
+/* Of a window: what its mapping shows. */
+static uint8_t *read_window(const struct export_alloc *a)
+{
+	int prot = a->is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	uint8_t *data = malloc(a->buffer_bytes);
+	void *map = mmap(NULL, a->n_bytes, prot, MAP_SHARED, a->fd, (off_t)a->file_offset);
+
+	assert_non_null(data);
+	assert_true(map != MAP_FAILED);
+	memcpy(data, map, a->buffer_bytes);
+	munmap(map, a->n_bytes);
+	return data;
+}
+
 static uint8_t **import_all(struct vk_device *d, const struct export *e)
 {
 	uint8_t **data = calloc(e->n_allocs, sizeof(*data));
-	struct err err = ERR_NULL;
 
 	assert_non_null(data);
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		const struct export_alloc *a = &e->allocs[i];
-		const struct vk_share_params params = {.n_bytes = a->n_bytes,
-			.buffer_bytes = a->buffer_bytes,
-			.memory_type_index = a->memory_type_index,
-			.is_dedicated = a->is_dedicated};
-		struct vk_memory *m = NULL;
 		struct stat st;
-		int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
 
 		assert_int_equal(fstat(a->fd, &st), 0);
 		assert_int_equal(a->inode, st.st_ino);
 		assert_int_equal(a->dev, st.st_dev);
-		on_device_check(
-			vk_share_import(d, fd, &params, VK_MEMORY_WEIGHTS, "import", &err, &m),
-			&err, "import");
-		struct vk_command *c = on_device_command(d, 0);
-		vk_command_begin(c);
-		vk_command_acquire(c, m);
-		on_device_run(d, c);
-		vk_command_free(c);
-		data[i] = (uint8_t *)on_device_read(d, m);
-		vk_memory_free(m);
+		data[i] = export_has_memory(a) ? import_memory(d, a) : read_window(a);
 	}
 	return data;
 }
@@ -187,7 +255,8 @@ static uint64_t count_zeros(const uint8_t *data, uint64_t n_bytes)
 	return n;
 }
 
-/* Every tensor is byte for byte what the file says; every byte that is no tensor's is zero. */
+/* Every tensor is byte for byte what the file says; every byte of device memory that is no
+ * tensor's is zero. */
 static void check_contents(const struct export *e)
 {
 	struct vk_device *d = on_device_new();
@@ -224,7 +293,9 @@ static void check_contents(const struct export *e)
 		n_zeros += count_zeros(data[i], e->allocs[i].buffer_bytes);
 		free(data[i]);
 	}
-	assert_int_equal(n_zeros - n_tensor_zeros, n_alloc_bytes - n_tensor_bytes);
+	/* Windows overlap and show what is between tensors in a file. */
+	if (e->device_bytes == e->weights_bytes)
+		assert_int_equal(n_zeros - n_tensor_zeros, n_alloc_bytes - n_tensor_bytes);
 	free(data);
 	manifest_free(m);
 	gguf_free(g);
@@ -252,6 +323,169 @@ static void test_contents(void **state)
 	}
 }
 
+/* Windows of a megabyte: the embedding, which is larger, is one by itself. */
+static void test_host_placements(void **state)
+{
+	static const struct {
+		const char *rule;
+		enum export_handle handle;
+	} rows[] = {
+		{"*=staged", EXPORT_MEMFD}, {"*=pinned", EXPORT_FILE}, {"*=paged", EXPORT_FILE}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		place(rows[i].rule);
+		struct loader *l = start_with(
+			&(struct loader_params){.window_bytes = WINDOW, .use_pread = i % 2});
+		struct export *e = load_ready(l, 1);
+		unsigned n_larger = 0;
+
+		assert_true(e->n_allocs > 5);
+		for (uint32_t k = 0; k < e->n_allocs; k++) {
+			assert_int_equal(e->allocs[k].file_offset % 4096, 0);
+			assert_int_equal(e->allocs[k].n_bytes % 4096, 0);
+			n_larger += e->allocs[k].n_bytes > WINDOW;
+			/* What is larger than a window cannot be pinned. */
+			assert_int_equal(e->allocs[k].handle,
+				e->allocs[k].placement == MANIFEST_PLACEMENT_STAGED ? EXPORT_MEMFD
+										    : EXPORT_FILE);
+		}
+		assert_int_equal(n_larger, 1);
+		assert_int_equal(e->allocs[e->n_allocs - 1].handle, rows[i].handle);
+		assert_int_equal(e->device_bytes, 0);
+		check_contents(e);
+		wait_weights(l, 0);
+		loader_release(l, e);
+		loader_free(l);
+		/* Everything that was staged is back. */
+		assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+		policy = (struct policy){0};
+	}
+}
+
+/* The budget keeps some layers on the device; the rest is one memfd, whose size is fixed. */
+static void test_budget(void **state)
+{
+	(void)state;
+	place("blk.*=staged");
+	place("blk.0.*=device");
+	policy.vram_budget = 4 << 20;
+	struct loader *l = start(0, false);
+	struct export *e = load_ready(l, 1);
+
+	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] > 0);
+	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
+	assert_int_equal(e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	assert_true(e->device_bytes <= policy.vram_budget);
+	check_contents(e);
+	for (uint32_t i = 0; i < e->n_allocs; i++) {
+		const struct export_alloc *a = &e->allocs[i];
+		if (a->handle != EXPORT_MEMFD)
+			continue;
+		assert_true(a->is_writable);
+		assert_int_equal(
+			fcntl(a->fd, F_GET_SEALS), F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW);
+		assert_int_equal(ftruncate(a->fd, 0), -1);
+	}
+	/* Only what is staged takes memory. */
+	uint64_t staged = atomic_load(&account.n_staged_bytes);
+	assert_true(staged >= e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED]);
+	assert_true(staged < e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] + (1 << 20));
+	loader_release(l, e);
+	loader_free(l);
+	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+
+	/* A host budget below that: paged, and counted. */
+	policy.host_budget = 1 << 20;
+	l = start(0, false);
+	e = load_ready(l, 1);
+	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] <= policy.host_budget);
+	assert_int_equal(e->n_unmet_bytes, e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED]);
+	assert_true(e->n_unmet_bytes > 0);
+	check_contents(e);
+	loader_release(l, e);
+	loader_free(l);
+	policy = (struct policy){0};
+}
+
+static struct export *load_source(
+	struct loader *l, uint64_t generation, struct source *source, bool is_foreign)
+{
+	struct err e = ERR_NULL;
+
+	on_device_check(loader_load(l, generation, source, is_foreign, &e), &e, "load");
+	struct loader_result r = wait_result(l);
+	if (r.kind != LOADER_READY)
+		fail_msg("load: %d %s", r.code, r.err.text);
+	assert_int_equal(r.is_foreign, is_foreign);
+	return r.export;
+}
+
+/* For two devices: what is staged is there once, and the second adds what it lacks. */
+static void test_one_memfd_for_all(void **state)
+{
+	struct source *source = NULL;
+	struct err err = ERR_NULL;
+	int fd = open_model();
+
+	(void)state;
+	place("blk.*=staged");
+	struct loader *l = start(0, false);
+	assert_int_equal(source_new(fd, false, &account, &err, &source), 0);
+	close(fd);
+	struct export *here = load_source(l, 1, source, false);
+	uint64_t staged = atomic_load(&account.n_staged_bytes);
+	struct export *there = load_source(l, 1, source, true);
+
+	assert_int_equal(here->allocs[here->n_allocs - 1].handle, EXPORT_MEMFD);
+	assert_int_equal(there->device_bytes, 0);
+	assert_true(atomic_load(&account.n_staged_bytes) > staged);
+	assert_true(atomic_load(&account.n_staged_bytes) <= 7 << 20);
+	for (uint32_t i = 0; i < there->n_allocs; i++) {
+		assert_int_equal(there->allocs[i].handle, EXPORT_MEMFD);
+		assert_int_equal(there->allocs[i].inode, here->allocs[here->n_allocs - 1].inode);
+		assert_int_equal(there->allocs[i].file_offset % (64 << 10), 0);
+	}
+	check_contents(here);
+	check_contents(there);
+	loader_release(l, here);
+	check_contents(there);
+	loader_release(l, there);
+	source_unref(source);
+	loader_free(l);
+	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+	policy = (struct policy){0};
+}
+
+/* An allocation that fails, wherever it is: less on the device, or a refusal; nothing is left. */
+static void test_allocation_fails(void **state)
+{
+	struct loader *l = start(1 << 20, false);
+	unsigned n_ready = 0, n_refused = 0;
+
+	(void)state;
+	for (int n = 1; n < 12; n++) {
+		fail_alloc = n;
+		struct loader_result r = load(l, (uint64_t)n, open_model());
+		fail_alloc = 0;
+		if (r.kind == LOADER_READY) {
+			check_contents(r.export);
+			loader_release(l, r.export);
+			n_ready++;
+		} else {
+			assert_int_equal(r.kind, LOADER_FAILED);
+			assert_int_equal(r.code, -ENOMEM);
+			n_refused++;
+		}
+		wait_weights(l, 0);
+		assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+	}
+	/* Those before the ring's were placed anew; the ring cannot do without. */
+	assert_true(n_ready > 5);
+	assert_true(n_refused <= 1);
+	loader_free(l);
+}
+
 /* What nobody took or released goes with the loader. */
 static void test_left(void **state)
 {
@@ -260,8 +494,8 @@ static void test_left(void **state)
 
 	(void)state;
 	(void)load_ready(l, 1);
-	assert_int_equal(loader_load(l, 2, open_model(), &e), 0);
-	assert_int_equal(loader_load(l, 3, open_model(), &e), 0);
+	assert_int_equal(load_fd(l, 2, open_model(), &e), 0);
+	assert_int_equal(load_fd(l, 3, open_model(), &e), 0);
 	loader_free(l);
 	assert_null(loader_free(NULL));
 }
@@ -293,9 +527,11 @@ static void test_refused(void **state)
 	loader_release(l, load_ready(l, 10));
 	loader_free(l);
 
+	place("*=device");
 	l = start(10000, false);
 	check_refused(l, open_model(), -E2BIG, "in one piece");
 	loader_free(l);
+	policy = (struct policy){0};
 }
 
 static VkResult cut_file(void)
@@ -323,7 +559,7 @@ static void test_file_changes(void **state)
 		usleep(20000);
 		file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 		at_submit = write_file;
-		check_refused(l, fd, -ESTALE, "changed while it was read");
+		check_refused(l, fd, -ESTALE, "somebody wrote to it");
 		at_submit = cut_file;
 		struct loader_result r = load(l, 2, fcntl(file_fd, F_DUPFD_CLOEXEC, 0));
 		assert_int_equal(r.kind, LOADER_FAILED);
@@ -367,7 +603,7 @@ static void test_cancel(void **state)
 
 	(void)state;
 	for (uint64_t i = 1; i <= 3; i++)
-		assert_int_equal(loader_load(l, i, open_model(), &e), 0);
+		assert_int_equal(load_fd(l, i, open_model(), &e), 0);
 	loader_cancel(l, 3);
 	loader_cancel(l, 77);
 	for (int i = 0; i < 3; i++) {
@@ -391,10 +627,7 @@ static void test_too_many(void **state)
 
 	(void)state;
 	for (uint64_t i = 1; i <= 10 * LOADER_MAX_JOBS && rc == 0; i++) {
-		int fd = open_model();
-		rc = loader_load(l, i, fd, &e);
-		if (rc < 0)
-			close(fd);
+		rc = load_fd(l, i, open_model(), &e);
 	}
 	assert_int_equal(rc, -EBUSY);
 	loader_free(l);
@@ -404,6 +637,7 @@ static void test_no_room(void **state)
 {
 	(void)state;
 	heap_bytes = SMALL_HEAP;
+	place("*=device");
 	struct loader *l = start(0, false);
 	uint64_t used = 0;
 	struct loader_result r = {0};
@@ -411,6 +645,7 @@ static void test_no_room(void **state)
 	if (loader_get_info(l)->has_memory_budget) {
 		loader_free(l);
 		heap_bytes = 0;
+		policy = (struct policy){0};
 		skip();
 	}
 	for (uint64_t i = 1; i < 20; i++) {
@@ -428,11 +663,13 @@ static void test_no_room(void **state)
 	assert_non_null(strstr(r.err.text, expected));
 	loader_free(l);
 	heap_bytes = 0;
+	policy = (struct policy){0};
 }
 
 static void test_no_device(void **state)
 {
-	const struct loader_params params = {.device = "999"};
+	const struct loader_params params = {
+		.device = "999", .policy = &policy, .account = &account};
 	struct loader *l = NULL;
 	struct err e = ERR_NULL;
 
@@ -445,6 +682,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_contents),
+		CASE(test_host_placements),
+		CASE(test_budget),
+		CASE(test_one_memfd_for_all),
+		CASE(test_allocation_fails),
 		CASE(test_left),
 		CASE(test_refused),
 		CASE(test_file_changes),

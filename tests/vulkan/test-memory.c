@@ -87,8 +87,15 @@ void __wrap_vkGetPhysicalDeviceMemoryProperties2(
 	VkPhysicalDevice physical, VkPhysicalDeviceMemoryProperties2 *ret)
 {
 	__real_vkGetPhysicalDeviceMemoryProperties2(physical, ret);
-	if (fake_types)
-		fill_types(&ret->memoryProperties);
+	if (!fake_types)
+		return;
+	fill_types(&ret->memoryProperties);
+	for (VkBaseOutStructure *s = ret->pNext; s; s = s->pNext)
+		if (s->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT)
+			*(VkPhysicalDeviceMemoryBudgetPropertiesEXT *)s =
+				(VkPhysicalDeviceMemoryBudgetPropertiesEXT){.sType = s->sType,
+					.pNext = s->pNext,
+					.heapBudget = {fake_device_bytes, fake_host_bytes}};
 }
 
 static void check_no_counts(const struct vk_device *d)
@@ -313,6 +320,57 @@ static void test_small_heap(void **state)
 	fake_types = false;
 }
 
+/* Weights that are put into host memory: mapped, not device-local, never beyond the heap. */
+static void test_host_weights(void **state)
+{
+	struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
+		.n_bytes = 1 << 20,
+		.is_exportable = true,
+		.name = "experts",
+		.is_host = true};
+	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+	struct vk_memory *m = NULL;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	/* A device with host memory apart shows its own; no other type of its can be mapped. */
+	fake_types = !strcmp(on_device_select(), "software");
+	fake_device_bytes = fake_host_bytes = (uint64_t)1 << 30;
+	struct vk_device *d = on_device_new();
+	on_device_check(vk_memory_new(d, &params, &e, &m), &e, "host weights");
+	uint32_t type = vk_memory_get_type_index(m), heap = vk_memory_get_heap_index(m);
+	if (fake_types)
+		assert_int_equal(heap, 1);
+	/* An integrated GPU may have no other than its own. */
+	if (vk_device_get_info(d)->n_heaps > 1)
+		assert_false(vk_device_get_info(d)->heaps[heap].device_local);
+	memset(on_device_map(m), 0x5a, 1 << 20);
+	vk_memory_get_counters(d, counters);
+	assert_int_equal(counters[VK_MEMORY_WEIGHTS].placed_bytes, 1 << 20);
+	assert_int_equal(counters[VK_MEMORY_WEIGHTS].spilled_bytes, 0);
+	m = vk_memory_free(m);
+	check_no_counts(d);
+	refuse_types = UINT32_C(1) << type;
+	refuse_with = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+	assert_int_equal(vk_memory_new(d, &params, &e, &m), -ENOMEM);
+	refuse_types = 0;
+	assert_non_null(strstr(e.text, "experts (weights): wanted 1048576 bytes of heap"));
+	if (fake_types) {
+		fake_host_bytes = 1 << 19;
+		assert_int_equal(vk_memory_new(d, &params, &e, &m), -ENOMEM);
+		fake_host_bytes = (uint64_t)1 << 30;
+	}
+	/* The other roles have no choice. */
+	params.role = VK_MEMORY_KV;
+	assert_int_equal(vk_memory_new(d, &params, &e, &m), -EINVAL);
+	params.role = VK_MEMORY_WEIGHTS;
+	params.handle = VK_HANDLE_N;
+	assert_int_equal(vk_memory_new(d, &params, &e, &m), -EINVAL);
+	assert_null(m);
+	vk_device_free(d);
+	fake_types = false;
+}
+
 static void test_lost(void **state)
 {
 	struct vk_device *d = on_device_new();
@@ -345,6 +403,7 @@ int main(void)
 		CASE(test_half_built),
 		CASE(test_spill),
 		CASE(test_small_heap),
+		CASE(test_host_weights),
 		CASE(test_lost),
 	};
 

@@ -181,6 +181,12 @@ static void test_f32(void **state)
 	run_format(DTYPE_F32, 1, 0);
 }
 
+static void test_f32_x4(void **state)
+{
+	(void)state;
+	run_format(DTYPE_F32, 4, 4);
+}
+
 /* Rows of odd length, at addresses that are no multiple of 4. */
 static void test_f16(void **state)
 {
@@ -287,6 +293,7 @@ static void test_bits_do_not_depend_on_rows(void **state)
 	check_independent(DTYPE_Q8_0, 96, false);
 	check_independent(DTYPE_F16, 254, false);
 	check_independent(DTYPE_F32, 131, false);
+	check_independent(DTYPE_F32, 132, false);
 }
 
 static void check_refused(struct op_arena *a, const struct op_matmul_params *p, int expected)
@@ -325,6 +332,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_f32),
+		CASE(test_f32_x4),
 		CASE(test_f16),
 		CASE(test_f16_x2),
 		CASE(test_q8_0),

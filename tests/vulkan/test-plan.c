@@ -2,8 +2,11 @@
 /*
  * Steps of a plan: a row's logits are the same bits however its session is cut into steps and
  * whoever is computed beside it, sessions do not meet, and what cannot be is refused.
+ *
+ * test-plan [NAME]    atlas-dense, what it is without one, or atlas-moe
  */
 #include "proto/manifest.h"
+#include "shaders/abi.h"
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
 #include "workerd/kv.h"
@@ -12,6 +15,7 @@
 
 enum { N_ROWS = 70, N_LOGIT_ROWS = 4, N_CTX = 256, N_SLOTS = 3, N_TOKENS = 131 };
 
+static const char *model_name = "atlas-dense";
 static struct vk_device *device;
 static struct model_on_device model;
 static struct kv *kv;
@@ -25,8 +29,8 @@ static int init(void **state)
 	char path[4096];
 
 	(void)state;
-	snprintf(
-		path, sizeof(path), "%s/models/atlas-dense-q8_0.gguf", getenv("WEIGHTD_TEST_DATA"));
+	snprintf(path, sizeof(path), "%s/models/%s-q8_0.gguf", getenv("WEIGHTD_TEST_DATA"),
+		model_name);
 	device = on_device_new();
 	model_on_device_init(&model, device, path);
 	const struct manifest_hparams *hp = model.weights->manifest->hparams;
@@ -222,18 +226,32 @@ static void test_plan_refused(void **state)
 	check_plan_refused(&w, kv, &params, -ENOTSUP);
 	hp.architecture.n_bytes++;
 	hp.n_ff += 32;
+	hp.n_ff_expert += 32;
+	check_plan_refused(&w, kv, &params, -EINVAL);
+	hp.n_ff -= 32;
+	hp.n_ff_expert -= 32;
+	if (hp.n_expert == 0)
+		return;
+	hp.n_expert_used = hp.n_expert + 1;
+	check_plan_refused(&w, kv, &params, -EINVAL);
+	hp.n_expert = ABI_MAX_EXPERTS + 1;
+	hp.n_expert_used = 1;
 	check_plan_refused(&w, kv, &params, -EINVAL);
 }
 
-/* 6 a layer: q k v, rope and KV, attention, output, gate and up, down; embedding and head. */
+/*
+ * 6 a layer: q k v, rope and KV, attention, output, gate and up, down; with experts the router too;
+ * embedding and head.
+ */
 static void test_dispatches(void **state)
 {
+	const struct manifest_hparams *hp = model.weights->manifest->hparams;
+
 	(void)state;
-	assert_int_equal(
-		plan_get_n_dispatches(plan), 6 * model.weights->manifest->hparams->n_layers + 2);
+	assert_int_equal(plan_get_n_dispatches(plan), (hp->n_expert ? 7 : 6) * hp->n_layers + 2);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_bits_do_not_depend_on_chunks),
@@ -245,6 +263,8 @@ int main(void)
 
 	if (!getenv("WEIGHTD_TEST_DATA"))
 		return CASE_SKIP;
+	if (argc > 1)
+		model_name = argv[1];
 	on_device_warm_up();
 	return cmocka_run_group_tests(tests, init, fini);
 }

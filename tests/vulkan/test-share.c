@@ -361,6 +361,100 @@ static void test_bad_values(void **state)
 	vk_device_free(d);
 }
 
+/* Weights in host memory: written and rewritten by the CPU here, read by another device object. */
+static void test_host_memory(void **state)
+{
+	struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
+		.n_bytes = N_BYTES,
+		.is_exportable = true,
+		.name = "staged",
+		.is_host = true};
+	struct vk_device *d = on_device_new(), *other = on_device_new();
+	struct vk_memory *m = NULL;
+	struct vk_share_params shared;
+	struct vk_command *c = on_device_command(d, 0);
+	struct err e = ERR_NULL;
+	void *pointer = NULL;
+
+	(void)state;
+	on_device_check(vk_memory_new(d, &params, &e, &m), &e, "memory");
+	uint32_t *words = on_device_map(m);
+	for (uint32_t i = 0; i < N_WORDS; i++)
+		words[i] = 4000 + 3 * i;
+	vk_command_begin(c);
+	vk_command_release(c, m);
+	on_device_run(d, c);
+	struct vk_memory *imported = import(other, export(m, &shared), &shared);
+	assert_int_equal(shared.handle, VK_HANDLE_OPAQUE_FD);
+	check_pattern(other, imported, 4000);
+	for (uint32_t i = 0; i < N_WORDS; i++)
+		words[i] = 5000 + 3 * i;
+	check_pattern(other, imported, 5000);
+	/* The importer maps nothing. */
+	assert_int_equal(vk_memory_map(imported, &e, &pointer), -EPERM);
+	vk_memory_free(imported);
+	vk_command_free(c);
+	vk_memory_free(m);
+	vk_device_free(other);
+	vk_device_free(d);
+}
+
+/* A device that claims no dma-bufs is never asked for one; one that does gives and takes them. */
+static void test_dma_buf(void **state)
+{
+	struct vk_device *d = on_device_new();
+	const struct vk_device_info *info = vk_device_get_info(d);
+	struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
+		.n_bytes = N_BYTES,
+		.is_exportable = true,
+		.name = "dma-buf",
+		.handle = VK_HANDLE_DMA_BUF};
+	struct vk_share_params shared = {.n_bytes = N_BYTES,
+		.buffer_bytes = N_BYTES,
+		.memory_type_index = VK_SHARE_ANY_TYPE,
+		.handle = VK_HANDLE_DMA_BUF};
+	struct vk_memory *m = NULL;
+	struct err e = ERR_NULL;
+	int fd = memfd_create("small", MFD_CLOEXEC), pipes[2];
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, N_BYTES / 2), 0);
+	expect_refused(
+		d, fd, &shared, VK_MEMORY_WEIGHTS, info->has_import_dma_buf ? -EINVAL : -ENOTSUP);
+	shared.handle = VK_HANDLE_N;
+	expect_refused(d, fd, &shared, VK_MEMORY_WEIGHTS, -EINVAL);
+	/* The type of an opaque one is the exporter's. */
+	shared.handle = VK_HANDLE_OPAQUE_FD;
+	expect_refused(d, fd, &shared, VK_MEMORY_WEIGHTS, -EINVAL);
+	close(fd);
+	shared.handle = VK_HANDLE_DMA_BUF;
+	if (info->has_import_dma_buf) {
+		assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+		expect_refused(d, pipes[0], &shared, VK_MEMORY_WEIGHTS, -EINVAL);
+		close(pipes[0]);
+		close(pipes[1]);
+		fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
+		expect_refused(d, fd, &shared, VK_MEMORY_WEIGHTS, -EINVAL);
+		close(fd);
+	}
+	int r = vk_memory_new(d, &params, &e, &m);
+	assert_int_equal(r, info->has_export_dma_buf ? 0 : -ENOTSUP);
+	if (!r) {
+		write_pattern(d, m, 6000);
+		fd = export(m, &shared);
+		assert_int_equal(shared.handle, VK_HANDLE_DMA_BUF);
+		if (info->has_import_dma_buf) {
+			struct vk_memory *imported = import(d, fd, &shared);
+			check_pattern(d, imported, 6000);
+			vk_memory_free(imported);
+		} else {
+			close(fd);
+		}
+	}
+	vk_memory_free(m);
+	vk_device_free(d);
+}
+
 /* Descriptors of other things than memory of this driver. */
 static void test_foreign_descriptors(void **state)
 {
@@ -418,6 +512,8 @@ int main(int argc, char **argv)
 		CASE(test_counters),
 		CASE(test_export_refused),
 		CASE(test_bad_values),
+		CASE(test_host_memory),
+		CASE(test_dma_buf),
 		CASE(test_foreign_descriptors),
 		CASE(test_no_leak),
 	};

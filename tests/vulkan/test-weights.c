@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "proto/manifest.h"
 #include "proto/weights-client.h"
 #include "tests/unit/manifest-block.h"
+#include "vk/host.h"
 #include "vk/share.h"
 #include "workerd/weights.h"
 
@@ -58,6 +60,7 @@ static struct vk_memory *export_memory(
 		.n_bytes = params.n_bytes,
 		.buffer_bytes = params.buffer_bytes,
 		.handle_type = WEIGHTS_CLIENT_OPAQUE_FD,
+		.placement = MANIFEST_PLACEMENT_DEVICE,
 		.memory_type_index = params.memory_type_index,
 		.dedicated = params.is_dedicated,
 		.fd = fd,
@@ -98,32 +101,33 @@ static void test_attach(void **state)
 	struct vk_device *d = on_device_new();
 	struct vk_memory *memories[N_ALLOCS];
 	struct weights *w = NULL;
+	uint32_t refused = 0;
 	struct weights_tensor t;
 	struct err e = ERR_NULL;
 
 	(void)state;
 	make_offer(d, memories);
-	on_device_check(weights_attach(NULL, d, "tiny", &e, &w), &e, "attach");
+	on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
 	assert_int_equal(w->generation, GENERATION);
-	assert_int_equal(w->n_memories, N_ALLOCS);
+	assert_int_equal(w->n_allocs, N_ALLOCS);
 	assert_int_equal(w->n_bytes, 4096 + 16);
 	assert_true(w->attach_ns > 0);
 	on_device_check(weights_find(w, "b.weight", &e, &t), &e, "find");
-	assert_int_equal(t.address, vk_memory_get_address(w->memories[0]) + 4096 - 4 * 34);
+	assert_int_equal(t.address, vk_memory_get_address(w->allocs[0].memory) + 4096 - 4 * 34);
 	assert_int_equal(t.dtype, DTYPE_Q8_0);
 	assert_int_equal(t.ne[0], 64);
 	assert_int_equal(t.ne[1], 2);
 	assert_int_equal(t.n_bytes, 4 * 34);
 	on_device_check(weights_find(w, "b.weight.2", &e, &t), &e, "find");
-	assert_int_equal(t.address, vk_memory_get_address(w->memories[1]));
+	assert_int_equal(t.address, vk_memory_get_address(w->allocs[1].memory));
 	assert_int_equal(weights_find(w, "c", &e, &t), -ENOENT);
 	assert_string_equal(e.text, "tensor c: the model has none");
 	/* The bytes are the exporter's, also when it has gone. */
 	free_memories(memories);
 	for (uint32_t i = 0; i < N_ALLOCS; i++) {
-		uint32_t *words = on_device_read(d, w->memories[i]);
+		uint32_t *words = on_device_read(d, w->allocs[i].memory);
 
-		for (uint64_t k = 0; k < vk_memory_get_bytes(w->memories[i]) / 4; k++)
+		for (uint64_t k = 0; k < vk_memory_get_bytes(w->allocs[i].memory) / 4; k++)
 			assert_int_equal(words[k], PATTERN);
 		free(words);
 	}
@@ -156,9 +160,85 @@ static void shrink_buffer(void)
 	offer.allocs[1].buffer_bytes = 15;
 }
 
-static void make_memfd(void)
+/* Allocation 0 as pages at 4096 of a file of n_file_bytes, each word its number times 3. */
+static void give_pages(uint32_t handle_type, uint32_t placement, uint64_t n_file_bytes, int seals)
 {
-	offer.allocs[0].handle_type = WEIGHTS_CLIENT_MEMFD;
+	struct weights_client_alloc *a = &offer.allocs[0];
+	int fd = memfd_create("pages", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_true(fd >= 0);
+	for (uint32_t i = 0; i < n_file_bytes / 4; i++) {
+		uint32_t word = 3 * i;
+		assert_int_equal(pwrite(fd, &word, 4, 4 * i), 4);
+	}
+	assert_int_equal(ftruncate(fd, (off_t)n_file_bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	cleanup_close(&a->fd);
+	*a = (struct weights_client_alloc){.n_bytes = 4096,
+		.buffer_bytes = 4096,
+		.handle_type = handle_type,
+		.placement = placement,
+		.file_offset = 4096,
+		.writable = true,
+		.fd = fd};
+}
+
+static void give_memfd(void)
+{
+	give_pages(WEIGHTS_CLIENT_MEMFD, MANIFEST_PLACEMENT_STAGED, 8192, F_SEAL_SHRINK);
+}
+
+static void give_small_memfd(void)
+{
+	give_pages(WEIGHTS_CLIENT_MEMFD, MANIFEST_PLACEMENT_STAGED, 8188, F_SEAL_SHRINK);
+}
+
+static void give_unsealed_memfd(void)
+{
+	give_pages(WEIGHTS_CLIENT_MEMFD, MANIFEST_PLACEMENT_STAGED, 8192, F_SEAL_GROW);
+}
+
+static void give_short_file(void)
+{
+	give_pages(WEIGHTS_CLIENT_FILE, MANIFEST_PLACEMENT_PINNED, 4096, F_SEAL_GROW);
+}
+
+static void give_unaligned_window(void)
+{
+	give_memfd();
+	offer.allocs[0].file_offset = 512;
+}
+
+static void give_endless_window(void)
+{
+	give_memfd();
+	offer.allocs[0].n_bytes = UINT64_MAX - 4095;
+}
+
+static void give_paged_memfd(void)
+{
+	give_pages(WEIGHTS_CLIENT_MEMFD, MANIFEST_PLACEMENT_PAGED, 8192, F_SEAL_SHRINK);
+}
+
+static void give_pipe(void)
+{
+	int fds[2];
+
+	give_memfd();
+	assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+	close(fds[1]);
+	close(offer.allocs[0].fd);
+	offer.allocs[0].fd = fds[0];
+}
+
+static void page_opaque(void)
+{
+	offer.allocs[0].placement = MANIFEST_PLACEMENT_PAGED;
+}
+
+static void place_nowhere(void)
+{
+	offer.allocs[1].placement = 0;
 }
 
 static void break_type(void)
@@ -170,6 +250,146 @@ static void swap_manifest(void)
 {
 	close(offer.manifest_fd);
 	offer.manifest_fd = memfd_create("empty", MFD_CLOEXEC);
+}
+
+/* What is paged is read, not imported, and has an address that no device has. */
+static void test_paged(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct vk_memory *memories[N_ALLOCS];
+	struct weights *w = NULL;
+	struct weights_tensor t;
+	struct err e = ERR_NULL;
+	uint32_t refused = 0, words[4];
+
+	(void)state;
+	make_offer(d, memories);
+	give_paged_memfd();
+	on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
+	assert_null(w->allocs[0].memory);
+	assert_null(w->allocs[0].map);
+	assert_int_equal(weights_count_bytes(w, MANIFEST_PLACEMENT_PAGED), 4096);
+	assert_int_equal(weights_count_bytes(w, MANIFEST_PLACEMENT_DEVICE), 16);
+	on_device_check(weights_find(w, "b.weight", &e, &t), &e, "find");
+	assert_int_equal(t.alloc, 0);
+	assert_int_equal(t.layer, WEIGHTS_NO_LAYER);
+	assert_int_equal(t.address, WEIGHTS_PAGED_ADDRESS + t.offset);
+	on_device_check(weights_read(&w->allocs[0], 8, sizeof(words), words, &e), &e, "read");
+	for (uint32_t i = 0; i < ARRAY_SIZE(words); i++)
+		assert_int_equal(words[i], 3 * (1024 + 2 + i));
+	assert_int_equal(weights_read(&w->allocs[0], 4092, sizeof(words), words, &e), -EIO);
+	assert_string_equal(e.text, "paged weights: 12 bytes at 8192: the file ends before them");
+	weights_free(w);
+	free_memories(memories);
+	vk_device_free(d);
+}
+
+/* What the next import of host pages is answered with; 0: by the driver. */
+static int import_result;
+
+int __real_vk_host_import(struct vk_device *d, void *pointer, uint64_t n_bytes,
+	enum vk_memory_role role, const char *name, struct err *ret_err,
+	struct vk_memory **ret_memory);
+int __wrap_vk_host_import(struct vk_device *d, void *pointer, uint64_t n_bytes,
+	enum vk_memory_role role, const char *name, struct err *ret_err,
+	struct vk_memory **ret_memory);
+
+int __wrap_vk_host_import(struct vk_device *d, void *pointer, uint64_t n_bytes,
+	enum vk_memory_role role, const char *name, struct err *ret_err,
+	struct vk_memory **ret_memory)
+{
+	if (!import_result)
+		return __real_vk_host_import(d, pointer, n_bytes, role, name, ret_err, ret_memory);
+	(void)err_set(ret_err, EIO, "import of %s: the driver says no", name);
+	return import_result;
+}
+
+static void give_file(void)
+{
+	give_pages(WEIGHTS_CLIENT_FILE, MANIFEST_PLACEMENT_PINNED, 4096 + 4096, 0);
+}
+
+/* A window's last page may end behind the file's end. */
+static void give_file_end(void)
+{
+	give_pages(WEIGHTS_CLIENT_FILE, MANIFEST_PLACEMENT_PINNED, 4096 + 4096 + 512, 0);
+	offer.allocs[0].n_bytes = 8192;
+}
+
+static bool is_mapped(const void *map)
+{
+	unsigned char vec;
+
+	return mincore((void *)map, 4096, &vec) == 0;
+}
+
+/* Pages are the memory, as long as it is there. */
+static void test_pages(void **state)
+{
+	static void (*const gives[])(void) = {give_memfd, give_file, give_file_end};
+	struct vk_device *d = on_device_new();
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(gives); i++) {
+		struct vk_memory *memories[N_ALLOCS];
+		struct weights *w = NULL;
+		struct weights_tensor t;
+		struct err e = ERR_NULL;
+		uint32_t refused = 0;
+
+		make_offer(d, memories);
+		gives[i]();
+		int fd = dup(offer.allocs[0].fd);
+		on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
+		uint32_t *words = on_device_read(d, w->allocs[0].memory);
+		for (uint32_t k = 0; k < 1024; k++)
+			assert_int_equal(words[k], 3 * (1024 + k));
+		free(words);
+		/* The file's own pages: what is written there is seen. */
+		assert_int_equal(pwrite(fd, "seen", 4, 4096), 4);
+		words = on_device_read(d, w->allocs[0].memory);
+		assert_memory_equal(words, "seen", 4);
+		free(words);
+		close(fd);
+		on_device_check(weights_find(w, "b.weight", &e, &t), &e, "find");
+		assert_int_equal(t.address, vk_memory_get_address(w->allocs[0].memory) + t.offset);
+		void *map = w->allocs[0].map;
+		assert_true(is_mapped(map));
+		weights_free(w);
+		assert_false(is_mapped(map));
+		free_memories(memories);
+	}
+	vk_device_free(d);
+}
+
+/* The driver's refusal is told apart from every other, with the kind that it was of. */
+static void test_import_refused(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct vk_memory *memories[N_ALLOCS];
+	struct weights *w = NULL;
+	struct err e = ERR_NULL;
+	uint32_t refused = 99;
+
+	(void)state;
+	make_offer(d, memories);
+	give_file();
+	import_result = VK_HOST_REFUSED;
+	assert_int_equal(weights_attach(NULL, d, "tiny", &e, &refused, &w), WEIGHTS_REFUSED);
+	assert_int_equal(refused, WEIGHTS_CLIENT_FILE);
+	assert_string_equal(e.text, "model tiny: import of weights 0: the driver says no");
+	free_memories(memories);
+
+	refused = 99;
+	make_offer(d, memories);
+	give_memfd();
+	import_result = -ENOMEM;
+	assert_int_equal(weights_attach(NULL, d, "tiny", &e, &refused, &w), -ENOMEM);
+	assert_int_equal(refused, 99);
+	assert_null(w);
+	import_result = 0;
+	free_memories(memories);
+	vk_device_free(d);
 }
 
 /* Each refused in a sentence about the model, with nothing left open. */
@@ -185,9 +405,26 @@ static void test_refusals(void **state)
 		{pass_index, "model tiny: allocation 4294967295: expected each of 2 once"},
 		{shrink_buffer,
 			"model tiny: allocation 1: expected 16 bytes as in the manifest, found 15"},
-		{make_memfd,
-			"model tiny: allocation 0: expected an opaque descriptor, found handle "
-			"type 2"},
+		{give_small_memfd,
+			"model tiny: allocation 0: expected a file of 8192 bytes or more, found "
+			"8188"},
+		{give_unsealed_memfd,
+			"model tiny: allocation 0: expected a memfd sealed against shrinking"},
+		{give_short_file,
+			"model tiny: allocation 0: expected a file of 8192 bytes or more, found "
+			"4096"},
+		{give_unaligned_window,
+			"model tiny: allocation 0: expected pages of 4096 bytes, found a window "
+			"of 4096 at 512"},
+		{give_endless_window,
+			"model tiny: allocation 0: expected pages of 4096 bytes, found a window "
+			"of 18446744073709547520 at 4096"},
+		{give_pipe,
+			"model tiny: allocation 0: expected a descriptor of a file, found another"},
+		{page_opaque,
+			"model tiny: allocation 0: placement 4: expected a descriptor that can be "
+			"imported, found handle type 1"},
+		{place_nowhere, "model tiny: allocation 1: expected a placement, found 0"},
 		{break_type, "model tiny: import of weights 1: memory type"},
 		{swap_manifest, "model tiny: manifest"},
 	};
@@ -197,19 +434,21 @@ static void test_refusals(void **state)
 	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
 		struct vk_memory *memories[N_ALLOCS];
 		struct weights *w = NULL;
+		uint32_t refused = 0;
 		struct err e = ERR_NULL;
 
 		make_offer(d, memories);
 		rows[i].change();
-		assert_true(weights_attach(NULL, d, "tiny", &e, &w) < 0);
+		assert_true(weights_attach(NULL, d, "tiny", &e, &refused, &w) < 0);
 		assert_null(w);
 		if (strncmp(e.text, rows[i].text, strlen(rows[i].text)) != 0)
 			fail_msg("expected %s, found %s", rows[i].text, e.text);
 		free_memories(memories);
 	}
 	struct weights *w = NULL;
+	uint32_t refused = 0;
 	struct err e = ERR_NULL;
-	assert_int_equal(weights_attach(NULL, d, "other", &e, &w), -ENOENT);
+	assert_int_equal(weights_attach(NULL, d, "other", &e, &refused, &w), -ENOENT);
 	assert_string_equal(e.text, "model other: there is none");
 	weights_free(NULL);
 	vk_device_free(d);
@@ -219,6 +458,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_attach),
+		CASE(test_paged),
+		CASE(test_pages),
+		CASE(test_import_refused),
 		CASE(test_refusals),
 	};
 

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A worker answers alike wherever its weights live, and shares their one copy in host memory."""
+import os
+import resource
+import signal
+import subprocess
+
+import harness
+from harness import check, check_equal
+
+QUESTION = "Which continent is Chile in?"
+ANSWER = "Chile is in South America.\n"
+# Longer than 64 tokens, so that a step of many rows and steps of one are both taken.
+TEXT = "The capital of France is Paris. " * 12
+PLACES = ("device", "staged", "pinned", "paged")
+NEVER = str(2**32 - 1)
+# What proto/wire.c says of MSG_CTRUNC.
+TRUNCATED = "found some cut off"
+
+
+def start(site, place, args=()):
+    return site.weightd({"demo": harness.MODEL}, ["--place", f"*={place}", *args])
+
+
+def complete_argv():
+    return ["complete", TEXT, "--temp", "0", "--n-predict", "12", "--json"]
+
+
+def text_and_tokens(result):
+    answer = result.json()
+    return answer["text"], answer["tokens"]
+
+
+def worker_status(site, worker):
+    return site.ctl("status", "--json", worker=worker).json()["worker"]
+
+
+def placed_bytes(site, worker):
+    return {p["placement"]: p["n_bytes"] for p in worker_status(site, worker)["placed_weights"]}
+
+
+def check_place(site, path, place, args, expected):
+    """One worker and then three, over weights in one place; the answer, which is as expected."""
+    weightd = site.weightd({"m": path}, ["--place", f"*={place}", *args])
+    what = f"{os.path.basename(path)} {place} {args}"
+    workers = []
+    for how in (["--stream-rows", "1"], ["--stream-rows", NEVER], []):
+        workers.append(site.worker("m", ["--deterministic", *how]))
+        found = text_and_tokens(site.ctl(*complete_argv(), worker=workers[-1]))
+        expected = expected or found
+        check_equal(found, expected, f"{what} {how}")
+        placed = placed_bytes(site, workers[-1])
+        check(place in placed, f"{what}: the worker has its weights as {placed}")
+    running = [site.start_ctl(*complete_argv(), worker=w) for w in workers]
+    for process in running:
+        check_equal(text_and_tokens(site.finish_ctl(process)), expected, f"{what}: three at once")
+    streamed, direct = (worker_status(site, w)["streaming"] for w in workers[:2])
+    check_equal(streamed["steps"] > 0, place != "device", f"{what}: {streamed}")
+    is_paged = "paged" in placed
+    check_equal(direct["copied_bytes"] > 0, is_paged and place != "paged", f"{what}: {direct}")
+    check_equal(direct["paged_bytes"] > 0, is_paged, f"{what}: {direct}")
+    for daemon in reversed([weightd] + workers):
+        daemon.stop()
+    return expected
+
+
+def check_all_places(site, path):
+    expected = None
+    for place in PLACES:
+        expected = check_place(site, path, place, [], expected)
+    # Many windows, and some tensors that are larger than one.
+    for place in ("staged", "pinned"):
+        check_place(site, path, place, ["--window", "256K"], expected)
+
+
+def test_dense_answers_alike(site):
+    check_all_places(site, harness.MODEL)
+
+
+def test_moe_answers_alike(site):
+    check_all_places(site, os.path.join(harness.DATA, "models", "atlas-moe-q8_0.gguf"))
+
+
+def check_one_copy(site, place):
+    site.env["WEIGHTD_VALIDATION"] = "0"  # the layer's own memory is not what is measured
+    path = os.path.join(site.dir, "big.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "256M"], check=True,
+                   timeout=120)
+    site.weightd({"big": path}, ["--place", f"*={place}"])
+    workers = []
+    for n in (1, 3):
+        while len(workers) < n:
+            workers.append(site.worker("big", ["--ctx", "256", "--sessions", "1",
+                                               "--stream-rows", NEVER]))
+            # A step reads every weight, so that its pages count for this worker.
+            site.ctl("complete", "a", "--temp", "0", "--n-predict", "2", worker=workers[-1])
+        generation = harness.only_generation(site.status(), "big")
+        weights = generation["weights_bytes"]
+        check(placed_bytes(site, workers[-1]).get(place, 0) > 0.9 * weights,
+              f"{place}: {placed_bytes(site, workers[-1])}")
+        inodes = harness.weight_inodes(generation)
+        shared = sum(harness.smaps_pss(d.pid, inodes) for d in site.daemons)
+        print(f"# {place}, {n} workers: weights {weights}, sum of their Pss {shared} "
+              f"= {shared / weights:.3f} copies")
+        # A page's share is cut to whole bytes, and a mapping's sum to whole KiB.
+        check(0.999 <= shared / weights <= 1.05, f"{n} workers: {shared / weights:.3f} copies")
+
+
+def test_one_copy_staged(site):
+    check_one_copy(site, "staged")
+
+
+def test_one_copy_pinned(site):
+    check_one_copy(site, "pinned")
+
+
+def worker_argv(site, name):
+    return [harness.need_env("WORKERD_BIN"), "--model", "demo", "--weights", site.weightd_socket,
+            "--socket", os.path.join(site.dir, name)]
+
+
+def test_kill_while_importing(site):
+    """SIGKILL at many moments of a worker's life; weightd never notices more than a disconnect."""
+    weightd = start(site, "staged")
+    n_fds = weightd.n_fds()
+    for step in range(12):
+        process = subprocess.Popen(worker_argv(site, "killed.sock"), env=site.env,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        try:
+            process.wait(0.02 + 0.03 * step)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+    harness.wait_until(lambda: not site.status()["workers"], "no worker is left in status")
+    harness.wait_until(lambda: weightd.n_fds() == n_fds, "weightd closes what it had for the dead")
+    # The dead left a socket file; the next worker takes its place.
+    socket = os.path.join(site.dir, "killed.sock")
+    worker = site.worker("demo", ["--socket", socket])
+    worker.socket = socket
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer afterwards")
+
+
+def test_too_few_descriptors(site):
+    """Descriptors that do not arrive are a refusal in one line, and weightd goes on."""
+    weightd = start(site, "staged", ["--window", "512K"])
+    n_fds = weightd.n_fds()
+    errors = []
+    for limit in range(4, 30, 2):
+        process = subprocess.Popen(
+            worker_argv(site, "few.sock"), env=dict(site.env, WEIGHTD_VALIDATION="0"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            preexec_fn=lambda n=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)))
+        try:
+            _, err = process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=harness.STOP_SECONDS)
+            break
+        # 127: not even the program's libraries could be opened.
+        check(process.returncode in (1, 127) and err, f"{limit}: {process.returncode} {err}")
+        errors.append(err.decode())
+    check(any(TRUNCATED in e for e in errors), f"no limit cut a packet's descriptors: {errors}")
+    harness.wait_until(lambda: weightd.n_fds() == n_fds, "weightd closes what it had")
+    worker = site.worker("demo")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer afterwards")
+
+
+def test_bench_memory(site):
+    start(site, "staged")
+    worker = site.worker("demo", ["--stream-rows", "64"])
+    found = site.ctl("bench-memory", "--json", worker=worker).json()
+    rows = {r["placement"]: r for r in found["rates"]}
+    check("staged" in rows, f"{found}")
+    for name in ("read_gb_s", "copy_gb_s", "stream_gb_s"):
+        check(rows["staged"][name] > 0, f"{name}: {rows['staged']}")
+    check(found["load"]["load_gb_s"] > 0 and found["load"]["read_gb_s"] > 0, f"{found['load']}")
+    text = site.ctl("bench-memory", worker=worker).out
+    check("staged" in text and "load: " in text, text)
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer afterwards")
+
+
+harness.run(globals())

@@ -1,0 +1,638 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where weightd puts weights, as its clients see it: budgets and rules, what a client gets that
+ * imports less or is on another device, files that change under their users.
+ */
+#include "tests/e2e/weightd-site.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+
+#include "proto/manifest.h"
+
+enum {
+	ALL_HANDLES = 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_MEMFD |
+		      1 << WEIGHTS_CLIENT_FILE,
+	NO_MEMFD = 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_FILE,
+};
+
+static char cache_dir[] = "/tmp/weightd-cache-XXXXXX";
+
+/* weightd with the model atlas and these options. */
+static void start(struct site *s, const char *const *options)
+{
+	const char *args[16] = {"--model"};
+	char model[4200];
+	int n = 2;
+
+	snprintf(model, sizeof(model), "atlas=%s", model_path());
+	args[1] = model;
+	while (options && *options)
+		args[n++] = *options++;
+	site_start(s, args, 0);
+}
+
+#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static int acquire_as(struct weights_client *c, const char *model, uint32_t handle_types,
+	uint8_t change_uuid, struct err *ret_err, struct weights_client_acquired *ret)
+{
+	const struct weights_client_device *d = weights_client_get_device(c);
+	uint8_t uuid[16];
+
+	memcpy(uuid, d->uuid, sizeof(uuid));
+	uuid[15] ^= change_uuid;
+	weights_client_set_handle_types(c, handle_types);
+	return weights_client_acquire(c, model, uuid, d->driver_uuid, ret_err, ret);
+}
+
+static struct weights_client_acquired get(
+	struct weights_client *c, uint32_t handle_types, uint8_t change_uuid)
+{
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+
+	check(acquire_as(c, "atlas", handle_types, change_uuid, &e, &a), &e, "acquire");
+	return a;
+}
+
+/* Bytes of buffers, by placement. */
+struct sums {
+	uint64_t n_bytes[5];
+};
+
+static struct sums sum(const struct weights_client_acquired *a)
+{
+	struct sums s = {0};
+
+	for (uint32_t i = 0; i < a->n_allocs; i++)
+		s.n_bytes[a->allocs[i].placement] += a->allocs[i].buffer_bytes;
+	return s;
+}
+
+/* Every window shows the tensors that the manifest says it has, as they are in the file. */
+static void check_windows(const struct weights_client_acquired *a)
+{
+	struct manifest *m = NULL;
+	struct err e = ERR_NULL;
+	struct stat st;
+	int fd = open_model();
+	unsigned n_checked = 0;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	uint8_t *file = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+	assert_true(file != MAP_FAILED);
+	check(manifest_open(a->manifest_fd, &e, &m), &e, "manifest");
+	assert_int_equal(m->n_allocs, a->n_allocs);
+	for (uint32_t i = 0; i < m->n_tensors; i++) {
+		const struct manifest_tensor *t = &m->tensors[i];
+		const struct weights_client_alloc *w = &a->allocs[t->alloc];
+		if (w->handle_type != WEIGHTS_CLIENT_MEMFD && w->handle_type != WEIGHTS_CLIENT_FILE)
+			continue;
+		uint8_t *map =
+			mmap(NULL, w->n_bytes, w->writable ? PROT_READ | PROT_WRITE : PROT_READ,
+				MAP_SHARED, w->fd, (off_t)w->file_offset);
+		assert_true(map != MAP_FAILED);
+		assert_true(t->offset + t->n_bytes <= w->buffer_bytes);
+		assert_non_null(memmem(file, (size_t)st.st_size, map + t->offset, t->n_bytes));
+		munmap(map, w->n_bytes);
+		n_checked++;
+	}
+	assert_true(n_checked > 0);
+	manifest_free(m);
+	munmap(file, (size_t)st.st_size);
+	close(fd);
+}
+
+/* What weightd has open that is named so in /proc. */
+static unsigned count_open(const struct site *s, const char *name)
+{
+	char path[300], link[300];
+	unsigned n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)s->pid);
+	dir = opendir(path);
+	assert_non_null(dir);
+	for (struct dirent *d; (d = readdir(dir));) {
+		snprintf(path, sizeof(path), "/proc/%d/fd/%.20s", (int)s->pid, d->d_name);
+		ssize_t k = readlink(path, link, sizeof(link) - 1);
+		link[k > 0 ? k : 0] = '\0';
+		n += strstr(link, name) != NULL;
+	}
+	closedir(dir);
+	return n;
+}
+
+/* ---- what a client gets ---- */
+
+static void test_budget_and_rules(void **state)
+{
+	struct site s;
+
+	(void)state;
+	start(&s, OPTIONS("--vram-budget", "3M", "--place", "blk.5.*=staged", "--window", "1M"));
+	struct weights_client *c = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	struct sums n = sum(&a);
+
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_DEVICE] <= 3 << 20);
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_DEVICE] > 2 << 20);
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_STAGED] > 800000);
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_PINNED] > 1000000);
+	assert_int_equal(n.n_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	check_windows(&a);
+	/* Said aloud. */
+	assert_non_null(strstr(site_log(&s), "bytes of tensors: device "));
+	struct weights_client_status status = get_status(c);
+	assert_int_equal(status.n_devices, 1);
+	assert_true(status.devices[0].n_abilities > 5);
+	assert_int_equal(status.models[0].generations[0].unmet_bytes, 0);
+	assert_int_equal(status.models[0].generations[0].allocs[0].device, 1);
+	weights_client_status_fini(&status);
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* Each client gets what it can import, in the same layout, and the rest to copy. */
+static void test_offers(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	struct weights_client_acquired a;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "blk.[0-2].*=staged", "--place", "blk.[34].*=pinned"));
+	struct weights_client *c = connect_client(&s);
+	a = get(c, ALL_HANDLES, 0);
+	struct sums all = sum(&a);
+	weights_client_acquired_fini(&a);
+	assert_true(all.n_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
+	assert_true(all.n_bytes[MANIFEST_PLACEMENT_PINNED] > 0);
+	a = get(c, NO_MEMFD, 0);
+	struct sums n = sum(&a);
+	assert_int_equal(
+		n.n_bytes[MANIFEST_PLACEMENT_PAGED], all.n_bytes[MANIFEST_PLACEMENT_STAGED]);
+	assert_int_equal(
+		n.n_bytes[MANIFEST_PLACEMENT_PINNED], all.n_bytes[MANIFEST_PLACEMENT_PINNED]);
+	check_windows(&a);
+	weights_client_acquired_fini(&a);
+	a = get(c, 1 << WEIGHTS_CLIENT_OPAQUE_FD, 0);
+	n = sum(&a);
+	assert_int_equal(n.n_bytes[MANIFEST_PLACEMENT_PAGED],
+		all.n_bytes[MANIFEST_PLACEMENT_STAGED] + all.n_bytes[MANIFEST_PLACEMENT_PINNED]);
+	for (uint32_t i = 0; i < a.n_allocs; i++)
+		if (a.allocs[i].placement == MANIFEST_PLACEMENT_PAGED)
+			assert_int_equal(a.allocs[i].handle_type, WEIGHTS_CLIENT_FILE);
+	check_windows(&a);
+	weights_client_acquired_fini(&a);
+	/* One of before there was anything else is told so. */
+	assert_int_equal(acquire_as(c, "atlas", 0, 0, &e, &a), -ENOTSUP);
+	assert_non_null(strstr(e.text, "does not import"));
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* A device that weightd does not have: host memory alone, which a first client's may be too. */
+static void test_foreign_device(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	struct weights_client_acquired a, b;
+	uint64_t inode = 0;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "blk.0.*=staged"));
+	struct weights_client *c = connect_client(&s);
+	struct weights_client *other = connect_client(&s);
+	assert_int_equal(acquire_as(c, "atlas", NO_MEMFD, 1, &e, &a), -ENODEV);
+	a = get(c, ALL_HANDLES, 0);
+	for (uint32_t i = 0; i < a.n_allocs; i++)
+		if (a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD)
+			inode = a.allocs[i].inode;
+	b = get(other, ALL_HANDLES, 1);
+	for (uint32_t i = 0; i < b.n_allocs; i++) {
+		assert_int_equal(b.allocs[i].placement, MANIFEST_PLACEMENT_STAGED);
+		assert_int_equal(b.allocs[i].inode, inode);
+	}
+	check_windows(&b);
+	assert_int_equal(b.generation, a.generation);
+	struct weights_client_status status = get_status(c);
+	const struct weights_client_generation *g = &status.models[0].generations[0];
+	assert_int_equal(g->n_leases, 2);
+	assert_int_equal(g->n_allocs, a.n_allocs + b.n_allocs);
+	assert_int_equal(g->allocs[g->n_allocs - 1].device, 0);
+	weights_client_status_fini(&status);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+}
+
+static void test_describe(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	struct weights_client_acquired a;
+	struct manifest *m = NULL;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "blk.0.*=staged"));
+	struct weights_client *c = connect_client(&s);
+	assert_int_equal(weights_client_describe(c, "nobody", &e, &a), -ENOENT);
+	check(weights_client_describe(c, "atlas", &e, &a), &e, "describe");
+	assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
+	assert_int_equal(a.allocs[0].fd, -1);
+	check(manifest_open(a.manifest_fd, &e, &m), &e, "manifest");
+	assert_int_equal(m->n_allocs, a.n_allocs);
+	struct weights_client_status status = get_status(c);
+	assert_int_equal(status.models[0].generations[0].n_leases, 0);
+	weights_client_status_fini(&status);
+	manifest_free(m);
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* ---- what comes back ---- */
+
+static void test_unload_returns_everything(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	uint64_t generation;
+
+	(void)state;
+	site_start(&s, OPTIONS("--place", "blk.*=staged", "--window", "2M"), 0);
+	struct weights_client *c = connect_client(&s);
+	unsigned n_fds = count_open(&s, "");
+	int fd = open_model();
+	for (int i = 0; i < 3; i++) {
+		check(weights_client_load(c, "atlas", "p", fd, false, &e, &generation), &e, "load");
+		struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+		unsigned n_windows = 0;
+		for (uint32_t k = 0; k < a.n_allocs; k++)
+			n_windows += a.allocs[k].handle_type == WEIGHTS_CLIENT_MEMFD;
+		assert_int_equal(n_windows, 3);
+		assert_int_equal(count_open(&s, "memfd:weightd-weights"), 1);
+		weights_client_acquired_fini(&a);
+		weights_client_free(c);
+		c = connect_client(&s);
+		check(weights_client_unload(c, "atlas", &e), &e, "unload");
+		/* This process lives on: it may have it imported until it ends. */
+		assert_string_equal(get_state(c, generation), "held");
+		weights_client_free(c);
+		site_stop(&s);
+		site_start(&s, OPTIONS("--place", "blk.*=staged", "--window", "2M"), 0);
+		c = connect_client(&s);
+	}
+	/* A holder that dies gives everything back. */
+	n_fds = count_open(&s, "");
+	check(weights_client_load(c, "atlas", "p", fd, false, &e, &generation), &e, "load");
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct weights_client *child = connect_client(&s);
+		struct weights_client_acquired a = get(child, ALL_HANDLES, 0);
+		_exit(a.n_allocs > 3 ? 0 : 1);
+	}
+	int status;
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	check(weights_client_unload(c, "atlas", &e), &e, "unload");
+	wait_state(c, generation, "gone");
+	for (int i = 0; i < 1000 && count_open(&s, "") != n_fds; i++)
+		usleep(5000);
+	assert_int_equal(count_open(&s, ""), n_fds);
+	assert_int_equal(count_open(&s, "memfd:weightd-weights"), 0);
+	struct weights_client_status after = get_status(c);
+	assert_int_equal(after.device.heaps[0].weights_bytes, 0);
+	weights_client_status_fini(&after);
+	close(fd);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* ---- files ---- */
+
+/* A copy of the model in a file that the test may change. */
+static int copy_model(const char *path)
+{
+	int in = open_model();
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	struct stat st;
+
+	assert_true(fd >= 0);
+	assert_int_equal(fstat(in, &st), 0);
+	uint8_t *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, in, 0);
+	assert_true(data != MAP_FAILED);
+	assert_int_equal(write(fd, data, (size_t)st.st_size), st.st_size);
+	munmap(data, (size_t)st.st_size);
+	close(in);
+	return fd;
+}
+
+struct lost {
+	unsigned n;
+	char text[300];
+};
+
+static void on_event(const struct weights_client_event *event, void *userdata)
+{
+	struct lost *lost = userdata;
+
+	if (event->kind != WEIGHTS_CLIENT_LOST)
+		return;
+	lost->n++;
+	snprintf(lost->text, sizeof(lost->text), "%s: %s", event->model, event->text);
+}
+
+static void test_truncated_while_pinned(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	struct lost lost = {0};
+	struct weights_client_acquired a;
+	char path[100];
+	uint64_t generation;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "blk.*=pinned"));
+	snprintf(path, sizeof(path), "%s/model", s.dir);
+	int fd = copy_model(path);
+	int ro = open(path, O_RDONLY | O_CLOEXEC);
+	struct weights_client *watcher = connect_client(&s);
+	struct weights_client *c = connect_client(&s);
+	weights_client_set_event_fn(watcher, on_event, &lost);
+	check(weights_client_watch(watcher, &e), &e, "watch");
+	check(weights_client_load(c, "cut", path, ro, false, &e, &generation), &e, "load");
+	check(acquire_as(c, "cut", ALL_HANDLES, 0, &e, &a), &e, "acquire");
+	assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_PINNED] > 0);
+	weights_client_acquired_fini(&a);
+	assert_int_equal(ftruncate(fd, 1 << 20), 0);
+	for (int i = 0; i < 500 && lost.n == 0; i++) {
+		struct pollfd p = {.fd = weights_client_get_fd(watcher), .events = POLLIN};
+		poll(&p, 1, 10);
+		check(weights_client_dispatch(watcher, &e), &e, "dispatch");
+	}
+	assert_int_equal(lost.n, 1);
+	assert_non_null(strstr(lost.text, "cut: file: it changed: expected "));
+	assert_string_equal(get_state(c, generation), "lost");
+	assert_int_equal(acquire_as(c, "cut", ALL_HANDLES, 0, &e, &a), -EIO);
+	/* The other model is as before, from the same kind of memory. */
+	a = get(watcher, ALL_HANDLES, 0);
+	check_windows(&a);
+	weights_client_acquired_fini(&a);
+	/* A changed file is found at the next Acquire at the latest. */
+	assert_int_equal(unlink(path), 0);
+	close(fd);
+	close(ro);
+	fd = copy_model(path);
+	ro = open(path, O_RDONLY | O_CLOEXEC);
+	check(weights_client_load(c, "cut", path, ro, false, &e, &generation), &e, "load");
+	usleep(20000); /* times of files move in ticks */
+	assert_int_equal(pwrite(fd, "x", 1, 2 << 20), 1);
+	assert_true(acquire_as(watcher, "cut", ALL_HANDLES, 0, &e, &a) < 0);
+	close(fd);
+	close(ro);
+	unlink(path);
+	weights_client_free(watcher);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* What leaves weightd is for reading, unless that model's file may be written to. */
+static void test_pin_writable(void **state)
+{
+	struct site s;
+	struct err e = ERR_NULL;
+	struct weights_client_acquired a;
+	uint64_t generation;
+
+	(void)state;
+	site_start(&s, OPTIONS("--place", "blk.*=pinned", "--pin-writable", "open"), 0);
+	struct weights_client *c = connect_client(&s);
+	int fd = copy_model("/dev/shm/weightd-test-model");
+	unlink("/dev/shm/weightd-test-model");
+	for (int i = 0; i < 2; i++) {
+		const char *name = i ? "open" : "closed";
+		check(weights_client_load(c, name, "p", fd, false, &e, &generation), &e, "load");
+		check(acquire_as(c, name, ALL_HANDLES, 0, &e, &a), &e, "acquire");
+		unsigned n_files = 0;
+		for (uint32_t k = 0; k < a.n_allocs; k++) {
+			if (a.allocs[k].handle_type != WEIGHTS_CLIENT_FILE)
+				continue;
+			assert_int_equal(a.allocs[k].writable, i);
+			assert_int_equal(
+				fcntl(a.allocs[k].fd, F_GETFL) & O_ACCMODE, i ? O_RDWR : O_RDONLY);
+			n_files++;
+		}
+		assert_true(n_files > 0);
+		check_windows(&a);
+		weights_client_acquired_fini(&a);
+	}
+	close(fd);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* ---- devices that are not like the software driver ---- */
+
+/* For the next weightd; what it finds out is forgotten, and so is what others did. */
+static void layer(const char *name, const char *value)
+{
+	assert_int_equal(setenv(name, value, 1), 0);
+	assert_int_equal(setenv("WEIGHTD_PROBE", "fresh", 1), 0);
+}
+
+/* As NVIDIA's: files are refused, memfds are not. */
+static void test_refused_files(void **state)
+{
+	struct site s;
+
+	(void)state;
+	layer("WEIGHTD_LAYER_REFUSE", "file,tmpfs-ro,memfd-ro");
+	layer("WEIGHTD_LAYER_POISON", "1");
+	start(&s, OPTIONS("--place", "blk.*=pinned"));
+	unsetenv("WEIGHTD_LAYER_REFUSE");
+	unsetenv("WEIGHTD_LAYER_POISON");
+	struct weights_client *c = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	assert_int_equal(sum(&a).n_bytes[MANIFEST_PLACEMENT_PINNED], 0);
+	assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
+	check_windows(&a);
+	const char *line = strstr(site_log(&s), "does not import mappings of kind disk-read-only");
+	assert_non_null(line);
+	assert_non_null(strstr(line, "VK_ERROR_OUT_OF_DEVICE_MEMORY"));
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* As amdgpu: no file pages at all. Host memory of the device's own, exported. */
+static void test_refused_memfds(void **state)
+{
+	struct site s;
+
+	(void)state;
+	layer("WEIGHTD_LAYER_REFUSE", "all");
+	start(&s, OPTIONS("--place", "blk.*=staged"));
+	unsetenv("WEIGHTD_LAYER_REFUSE");
+	struct weights_client *c = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	unsigned n_staged = 0;
+	for (uint32_t i = 0; i < a.n_allocs; i++) {
+		assert_int_equal(a.allocs[i].handle_type, WEIGHTS_CLIENT_OPAQUE_FD);
+		n_staged += a.allocs[i].placement == MANIFEST_PLACEMENT_STAGED;
+	}
+	assert_int_equal(n_staged, 1);
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* The budget shrinks with every look at it, the allocations are small, and one of them fails. */
+static void test_small_and_shrinking(void **state)
+{
+	struct site s;
+
+	(void)state;
+	layer("WEIGHTD_LAYER_BUDGET", "4M-1M");
+	layer("WEIGHTD_LAYER_MAX_ALLOC", "1M");
+	start(&s, OPTIONS("--window", "1M"));
+	unsetenv("WEIGHTD_LAYER_BUDGET");
+	unsetenv("WEIGHTD_LAYER_MAX_ALLOC");
+	struct weights_client *c = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	struct sums n = sum(&a);
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_DEVICE] <= 4 << 20);
+	/* The embedding is larger than any allocation. */
+	assert_true(n.n_bytes[MANIFEST_PLACEMENT_PAGED] > 1 << 20);
+	for (uint32_t i = 0; i < a.n_allocs; i++)
+		if (a.allocs[i].placement != MANIFEST_PLACEMENT_PAGED)
+			assert_true(a.allocs[i].n_bytes <= 1 << 20);
+	check_windows(&a);
+	assert_non_null(strstr(site_log(&s), "found no place that a device reads"));
+	struct weights_client_status status = get_status(c);
+	assert_true(status.models[0].generations[0].unmet_bytes > 1 << 20);
+	weights_client_status_fini(&status);
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+/* Two manifests of the driver, of which the second device has another UUID. */
+static void write_manifests(const char *dir)
+{
+	static const char *const paths[] = {"/usr/share/vulkan/icd.d/lvp_icd.x86_64.json",
+		"/usr/share/vulkan/icd.d/lvp_icd.json"};
+	char text[4096], path[200], files[500];
+	ssize_t n = -1;
+
+	for (unsigned i = 0; i < 2 && n < 0; i++) {
+		int fd = open(paths[i], O_RDONLY | O_CLOEXEC);
+		n = fd < 0 ? -1 : read(fd, text, sizeof(text));
+		if (fd >= 0)
+			close(fd);
+	}
+	if (n < 0)
+		skip();
+	for (char name = 'a'; name <= 'b'; name++) {
+		snprintf(path, sizeof(path), "%s/%c.json", dir, name);
+		int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+		assert_int_equal(write(fd, text, (size_t)n), n);
+		close(fd);
+	}
+	snprintf(files, sizeof(files), "%s/a.json:%s/b.json", dir, dir);
+	layer("VK_DRIVER_FILES", files);
+	layer("VK_ICD_FILENAMES", files); /* loaders before 1.3.207 */
+}
+
+static void test_two_devices(void **state)
+{
+	struct site s;
+	char model[4200], path[200];
+	struct weights_client_acquired a, b;
+	uint64_t inodes[2] = {0};
+
+	(void)state;
+	if (!getenv("SECOND_UUID"))
+		skip();
+	write_manifests(cache_dir);
+	layer("LD_PRELOAD", getenv("SECOND_UUID"));
+	snprintf(model, sizeof(model), "atlas=%s", model_path());
+	site_init(&s);
+	site_spawn_plain(&s,
+		OPTIONS("--device", "0", "--device", "1", "--model", model, "--place",
+			"blk.0.*=staged"),
+		0);
+	unsetenv("LD_PRELOAD");
+	unsetenv("VK_DRIVER_FILES");
+	unsetenv("VK_ICD_FILENAMES");
+	site_wait_ready(&s);
+	struct weights_client *c = connect_client(&s);
+	struct weights_client *other = connect_client(&s);
+	struct weights_client_status status = get_status(c);
+	assert_int_equal(status.n_devices, 2);
+	assert_true(status.devices[0].heaps[0].weights_bytes > 0);
+	assert_int_equal(status.devices[1].heaps[0].weights_bytes, 0);
+	weights_client_status_fini(&status);
+	a = get(c, ALL_HANDLES, 0);
+	b = get(other, ALL_HANDLES, 0xff);
+	assert_int_equal(a.n_allocs, b.n_allocs);
+	for (uint32_t i = 0; i < a.n_allocs; i++) {
+		assert_int_equal(a.allocs[i].placement, b.allocs[i].placement);
+		bool is_memfd = a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD;
+		/* One in host memory, one on each device. */
+		assert_int_equal(a.allocs[i].inode == b.allocs[i].inode, is_memfd);
+		inodes[is_memfd] = a.allocs[i].inode;
+	}
+	assert_true(inodes[0] && inodes[1]);
+	check_windows(&b);
+	status = get_status(c);
+	assert_int_equal(
+		status.devices[0].heaps[0].weights_bytes, status.devices[1].heaps[0].weights_bytes);
+	const struct weights_client_generation *g = &status.models[0].generations[0];
+	assert_int_equal(g->n_allocs, 2 * a.n_allocs);
+	assert_int_equal(g->allocs[0].device, 1);
+	assert_int_equal(g->allocs[a.n_allocs].device, 2);
+	weights_client_status_fini(&status);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+	for (char name = 'a'; name <= 'b'; name++) {
+		snprintf(path, sizeof(path), "%s/%c.json", cache_dir, name);
+		unlink(path);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_budget_and_rules),
+		CASE(test_offers),
+		CASE(test_foreign_device),
+		CASE(test_describe),
+		CASE(test_unload_returns_everything),
+		CASE(test_truncated_while_pinned),
+		CASE(test_pin_writable),
+		CASE(test_two_devices),
+		CASE(test_refused_files),
+		CASE(test_refused_memfds),
+		CASE(test_small_and_shrinking),
+	};
+	char command[200];
+
+	signal(SIGPIPE, SIG_IGN);
+	if (!getenv("WEIGHTD_BIN"))
+		return CASE_SKIP;
+	/* What these devices are found to do is nobody else's. */
+	if (!mkdtemp(cache_dir) || setenv("WEIGHTD_CACHE", cache_dir, 1) < 0)
+		return 1;
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	snprintf(command, sizeof(command), "rm -rf %s", cache_dir);
+	return system(command) ? 1 : failed;
+}
