@@ -38,8 +38,7 @@
 #define ABI_TILE_SPEC_M (ABI_SPEC_KERNEL + 1)
 #define ABI_TILE_SPEC_NORM (ABI_SPEC_KERNEL + 2)   /* 1: x is RMS-normalised on the way in */
 #define ABI_TILE_SPEC_FINISH (ABI_SPEC_KERNEL + 3) /* ABI_TILE_FINISH_* */
-#define ABI_TILE_SPEC_UNROLL (ABI_SPEC_KERNEL + 4) /* units of k whose loads do not wait */
-#define ABI_TILE_SPEC_KERNEL (ABI_SPEC_KERNEL + 5) /* the kernel's own from here on */
+#define ABI_TILE_SPEC_KERNEL (ABI_SPEC_KERNEL + 4) /* the kernel's own from here on */
 
 #define ABI_TILE_FINISH_STORE 0  /* y = W x */
 #define ABI_TILE_FINISH_ADD 1    /* y = r + W x */

@@ -15,7 +15,6 @@ layout(constant_id = ABI_TILE_SPEC_N) const int TILE_N = 4;
 layout(constant_id = ABI_TILE_SPEC_M) const int TILE_M = 1;
 layout(constant_id = ABI_TILE_SPEC_NORM) const uint NORM = 0;
 layout(constant_id = ABI_TILE_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
-layout(constant_id = ABI_TILE_SPEC_UNROLL) const int UNROLL = 1;
 
 const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
 const int TILE_OUT = IS_SWIGLU ? TILE_N / 2 : TILE_N; /* outputs of a tile along n */
@@ -101,13 +100,8 @@ void sum_units(uint k, uvec2 gain_at)
 		[[unroll]] for (int r = 0; r < TILE_N; r++)
 			sums[r][c] = 0.0;
 	}
-	uint u = first_unit();
-	for (; u + (UNROLL - 1) * unit_stride() < n_units(k); u += UNROLL * unit_stride())
-		[[unroll]] for (int s = 0; s < UNROLL; s++)
-			add_unit(u + s * unit_stride(), gain_at);
-	if (UNROLL > 1)
-		for (; u < n_units(k); u += unit_stride())
-			add_unit(u, gain_at);
+	for (uint u = first_unit(); u < n_units(k); u += unit_stride())
+		add_unit(u, gain_at);
 }
 
 /* What the sums of row c of x are to be multiplied by. */

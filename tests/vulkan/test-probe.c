@@ -29,9 +29,7 @@ void __wrap_vkCmdCopyBuffer(VkCommandBuffer buffer, VkBuffer src, VkBuffer dst, 
 
 static const char *get_mode(void)
 {
-	const char *mode = getenv("TEST_PROBE");
-
-	return mode ? mode : "";
+	return getenv("TEST_PROBE") ?: "";
 }
 
 VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,

@@ -22,7 +22,6 @@ static const enum kernels_id kernels[OP_VARIANT_N] = {
 struct tile {
 	uint32_t n;
 	uint32_t m;
-	uint32_t n_unroll; /* units of k at a time */
 };
 
 /*
@@ -36,9 +35,7 @@ static struct tile choose_tile(const struct op_pool *pool, uint32_t n_rows)
 	bool is_one = n_rows == 1;
 	uint32_t n = op_pool_is_software(pool) ? 16 : is_one ? 2 : 8;
 
-	return (struct tile){.n = n,
-		.m = is_one ? 1 : 4,
-		.n_unroll = is_one && !op_pool_is_software(pool) ? 2 : 1};
+	return (struct tile){.n = n, .m = is_one ? 1 : 4};
 }
 
 /* The parts from first on that one dispatch takes; y_at: their first column of y. */
@@ -59,8 +56,7 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 			[ABI_TILE_SPEC_M - ABI_SPEC_KERNEL] = tile.m,
 			[ABI_TILE_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_MATMUL_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0,
-			[ABI_TILE_SPEC_FINISH - ABI_SPEC_KERNEL] = finish,
-			[ABI_TILE_SPEC_UNROLL - ABI_SPEC_KERNEL] = tile.n_unroll},
+			[ABI_TILE_SPEC_FINISH - ABI_SPEC_KERNEL] = finish},
 	};
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
 	uint64_t r = finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
