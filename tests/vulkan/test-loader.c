@@ -351,7 +351,8 @@ static void test_host_placements(void **state)
 										    : EXPORT_FILE);
 		}
 		assert_int_equal(n_larger, 1);
-		/* Without a probe only a software driver is trusted with the pages of a disk file. */
+		/* Without a probe only a software driver is trusted with the pages of a disk file.
+		 */
 		bool is_staged_instead =
 			strstr(rows[i].rule, "pinned") && !loader_get_info(l)->is_software;
 		assert_int_equal(e->allocs[e->n_allocs - 1].handle,
