@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "proto/dtype.h"
 #include "proto/util/err.h"
@@ -261,11 +262,20 @@ static void load_describe(struct load *l)
 	}
 }
 
+static uint64_t load_now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
 	int *ret_refusal)
 {
 	_cleanup_(load_fini)
 	struct load l = {.params = params};
+	uint64_t start_ms = load_now_ms(), placed_ms;
 	int rc;
 
 	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
@@ -273,6 +283,7 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	if (rc == 0)
 		rc = load_place_and_allocate(&l, ret_err);
+	placed_ms = load_now_ms();
 	if (rc == 0)
 		rc = load_fill(&l, ret_err, ret_refusal);
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
@@ -283,6 +294,9 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	if (rc)
 		return rc;
 	load_describe(&l);
+	log_debug("generation %llu: %llu ms until memory was there, %llu ms to fill it",
+		(unsigned long long)params->generation, (unsigned long long)(placed_ms - start_ms),
+		(unsigned long long)(load_now_ms() - placed_ms));
 	*ret_export = TAKE_PTR(l.export);
 	return 0;
 }

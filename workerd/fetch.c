@@ -259,7 +259,7 @@ static int record_copies(struct fetch *f, struct segment *s, struct err *ret_err
 			s->n_copied_bytes += f->copies[i].n_bytes;
 	if (!s->n_copied_bytes)
 		return 0;
-	int r = vk_command_new(f->d, 0, ret_err, &s->command);
+	int r = vk_command_new_on(f->d, VK_QUEUE_TRANSFER, 0, ret_err, &s->command);
 	if (r)
 		return r;
 	vk_command_begin(s->command);
@@ -288,7 +288,7 @@ static int record_piece(struct fetch *f, const struct segment *s, const struct c
 	*p = (struct piece){.alloc = c->alloc, .offset = c->offset + done, .n_bytes = n_bytes};
 	get_slot_slice(f, s, c->at + done, n_bytes, &dst);
 	fetch_ring_get_slice(f->ring, f->n_pieces % FETCH_RING_N_PLACES, n_bytes, &src);
-	int r = vk_command_new(f->d, 0, ret_err, &p->command);
+	int r = vk_command_new_on(f->d, VK_QUEUE_TRANSFER, 0, ret_err, &p->command);
 	if (r)
 		return r;
 	f->n_pieces++;
@@ -421,8 +421,8 @@ const struct fetch_segment *fetch_get_segment(const struct fetch *f, uint32_t se
 static int submit(struct fetch *f, const struct segment *s, struct vk_command *c,
 	struct err *ret_err, uint64_t *ret_ticket)
 {
-	(void)s;
-	int r = vk_submit(f->d, &c, 1, ret_err, &f->last);
+	int r = vk_submit_on(
+		f->d, VK_QUEUE_TRANSFER, &c, 1, &f->busy[s->slot], 1, ret_err, &f->last);
 
 	if (!r)
 		*ret_ticket = f->last;
@@ -499,4 +499,9 @@ void fetch_drain(struct fetch *f)
 const struct fetch_counters *fetch_get_counters(const struct fetch *f)
 {
 	return &f->counters;
+}
+
+void fetch_reset_counters(struct fetch *f)
+{
+	f->counters = (struct fetch_counters){0};
 }

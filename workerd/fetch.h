@@ -72,4 +72,7 @@ void fetch_drain(struct fetch *f);
 
 const struct fetch_counters *fetch_get_counters(const struct fetch *f);
 
+/* Forgets what was copied so far. */
+void fetch_reset_counters(struct fetch *f);
+
 #endif

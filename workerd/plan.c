@@ -345,6 +345,7 @@ static int measure(struct plan *p, struct err *ret_err)
 		r = compare(p, bucket, ret_err, &is_better);
 	}
 	kv_close(p->kv, slot);
+	fetch_reset_counters(stream_get_fetch(p->stream));
 	/* The bucket that was better, or the one behind those that were not. */
 	p->counters.stream_rows = is_better && bucket ? 1u << (bucket - 1) : 1u << bucket;
 	return r;

@@ -20,6 +20,7 @@
 #include "vk/share.h"
 #include "vk/submit.h"
 #include "workerd/clock.h"
+#include "workerd/populate.h"
 
 static const uint64_t acquire_timeout_ns = 60ull * 1000 * 1000 * 1000;
 
@@ -88,6 +89,9 @@ static int weights_import_pages(struct weights_alloc *alloc, struct vk_device *d
 			ret_err, errno, "map of %s: %" PRIu64 " bytes: %m", name, a->n_bytes);
 	alloc->map = map;
 	alloc->n_map_bytes = a->n_bytes;
+	/* The software driver pins nothing. */
+	if (!vk_device_get_info(d)->is_software)
+		populate_pages(map, a->n_bytes);
 	int r = vk_host_import(
 		d, map, a->n_bytes, VK_MEMORY_WEIGHTS, name, ret_err, &alloc->memory);
 	return r == VK_HOST_REFUSED ? WEIGHTS_REFUSED : r;

@@ -71,7 +71,7 @@ def check_all_places(site, path):
         expected = check_place(site, path, place, [], expected)
     # Many windows, and some tensors that are larger than one.
     for place in ("staged", "pinned"):
-        check_place(site, path, place, ["--window", "256K"], expected)
+        check_place(site, path, place, ["--window", "128K"], expected)
 
 
 def test_dense_answers_alike(site):

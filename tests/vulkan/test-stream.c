@@ -306,6 +306,69 @@ static void test_paged(void **state)
 	}
 }
 
+/* What was submitted: transfers, and the compute behind each. */
+struct submission {
+	enum vk_queue queue;
+	uint64_t wait;
+	uint64_t ticket;
+};
+static struct submission submissions[4096];
+static uint32_t n_submissions;
+
+int __real_vk_submit_on(struct vk_device *d, enum vk_queue queue,
+	struct vk_command *const *commands, uint32_t n_commands, const uint64_t *waits,
+	uint32_t n_waits, struct err *ret_err, uint64_t *ret_ticket);
+int __wrap_vk_submit_on(struct vk_device *d, enum vk_queue queue,
+	struct vk_command *const *commands, uint32_t n_commands, const uint64_t *waits,
+	uint32_t n_waits, struct err *ret_err, uint64_t *ret_ticket);
+
+int __wrap_vk_submit_on(struct vk_device *d, enum vk_queue queue,
+	struct vk_command *const *commands, uint32_t n_commands, const uint64_t *waits,
+	uint32_t n_waits, struct err *ret_err, uint64_t *ret_ticket)
+{
+	int r = __real_vk_submit_on(
+		d, queue, commands, n_commands, waits, n_waits, ret_err, ret_ticket);
+
+	assert_true(n_waits <= 1 && n_submissions < ARRAY_SIZE(submissions));
+	submissions[n_submissions++] = (struct submission){
+		.queue = queue, .wait = n_waits ? waits[0] : 0, .ticket = *ret_ticket};
+	return r;
+}
+
+/*
+ * A driver with one queue computes rightly without any wait, so the waits themselves are looked at:
+ * a layer's compute waits for its copies, they for the compute that used their slot, two before.
+ */
+static void test_waits(void **state)
+{
+	uint64_t busy[2] = {0}; /* the compute that used the slot last */
+	uint32_t n_transfers = 0, n_same_slot = 0, before = 1;
+	struct plan_counters c;
+
+	(void)state;
+	place(&dense, all_staged);
+	n_submissions = 0;
+	check_same(&dense, 1, &c);
+	for (uint32_t i = 0; i < n_submissions; i++) {
+		const struct submission *s = &submissions[i];
+		uint32_t slot = s->wait == busy[1 - before] ? 1 - before : before;
+
+		if (s->queue != VK_QUEUE_TRANSFER)
+			continue;
+		n_transfers++;
+		n_same_slot += slot == before;
+		assert_int_equal(s->wait, busy[slot]);
+		assert_true(i + 1 < n_submissions);
+		assert_int_equal(s[1].queue, VK_QUEUE_COMPUTE);
+		assert_int_equal(s[1].wait, s->ticket);
+		busy[slot] = s[1].ticket;
+		before = slot;
+	}
+	/* A step's first layer may have the slot of the head before it. */
+	assert_true(n_same_slot <= 1 + N_DECODED);
+	assert_true(n_transfers > dense.manifest.hparams->n_layers * (2 + N_DECODED));
+}
+
 static void test_measured(void **state)
 {
 	struct plan_counters c;
@@ -396,6 +459,7 @@ int main(void)
 		CASE(test_read_in_place),
 		CASE(test_streamed),
 		CASE(test_paged),
+		CASE(test_waits),
 		CASE(test_measured),
 		CASE(test_paged_file_is_cut),
 		CASE(test_bench_memory),

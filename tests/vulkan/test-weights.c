@@ -10,6 +10,7 @@
 #include "tests/unit/manifest-block.h"
 #include "vk/host.h"
 #include "vk/share.h"
+#include "workerd/populate.h"
 #include "workerd/weights.h"
 
 enum { GENERATION = 7, PATTERN = 0x5eed, N_ALLOCS = 2 };
@@ -362,6 +363,34 @@ static void test_pages(void **state)
 	vk_device_free(d);
 }
 
+/* Pages of a shared mapping get entries; behind a file's end that kills nobody. */
+static void test_populate(void **state)
+{
+	static const uint64_t sizes[] = {4096, 8192 + 4096, 16 << 20, 40 << 20};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(sizes); i++) {
+		uint64_t n = sizes[i];
+		int fd = memfd_create("populate", MFD_CLOEXEC);
+
+		assert_int_equal(ftruncate(fd, (off_t)n), 0);
+		assert_int_equal(fallocate(fd, 0, 0, (off_t)n), 0);
+		void *map = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		assert_ptr_not_equal(map, MAP_FAILED);
+		populate_pages(map, n);
+		/* Bit 63 of an entry: the page is present (Linux, admin-guide/mm/pagemap). */
+		int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+		uint64_t entry = 0, at = (uintptr_t)map / 4096 + n / 4096 - 1;
+		assert_int_equal(pread(pagemap, &entry, 8, (off_t)(8 * at)), 8);
+		assert_true(entry >> 63);
+		close(pagemap);
+		assert_int_equal(ftruncate(fd, 0), 0);
+		populate_pages(map, n);
+		munmap(map, n);
+		close(fd);
+	}
+}
+
 /* The driver's refusal is told apart from every other, with the kind that it was of. */
 static void test_import_refused(void **state)
 {
@@ -460,6 +489,7 @@ int main(void)
 		CASE(test_attach),
 		CASE(test_paged),
 		CASE(test_pages),
+		CASE(test_populate),
 		CASE(test_import_refused),
 		CASE(test_refusals),
 	};

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_POPULATE_H
+#define WORKERD_POPULATE_H
+
+/*
+ * Page tables before a driver pins pages: it takes a fault for each 4 KiB that has no entry, one
+ * after the other, at some 6 GB/s. The kernel enters sixteen at once, on several cores.
+ */
+#include <stdint.h>
+
+/* Pages already in memory, of a shared mapping. What fails costs time only. Any one thread. */
+void populate_pages(void *pages, uint64_t n_bytes);
+
+#endif
