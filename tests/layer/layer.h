@@ -6,7 +6,8 @@
 #include <vulkan/vk_layer.h>
 #include <vulkan/vulkan_core.h>
 
-VK_LAYER_EXPORT VKAPI_ATTR VkResult VKAPI_CALL layer_negotiate(
+/* Not VK_LAYER_EXPORT, which vk_layer.h defines in some versions only. */
+__attribute__((visibility("default"))) VKAPI_ATTR VkResult VKAPI_CALL layer_negotiate(
 	VkNegotiateLayerInterface *interface);
 
 #endif
