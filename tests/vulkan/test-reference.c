@@ -262,8 +262,10 @@ int main(int argc, char **argv)
 		tolerance = &moe_q8_0_tolerance;
 	if (is_f16) {
 		tolerance = &f16_tolerance;
-		if (access(model_path, R_OK))
+		if (access(model_path, R_OK)) {
+			fprintf(stderr, "skipped: no %s\n", model_path);
 			return CASE_SKIP;
+		}
 	}
 	on_device_warm_up();
 	load_reference(name);
