@@ -8,8 +8,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 
 #include "proto/util/err.h"
+
+/* Two seconds of waiting for another starter, who holds the lock for microseconds. */
+enum { LOCK_TRIES = 100 };
+static const struct timespec lock_pause = {.tv_nsec = 20 * 1000 * 1000};
 
 static int unix_path_address(const char *path, struct err *ret_err, struct sockaddr_un *ret_address)
 {
@@ -102,9 +107,18 @@ static int unix_path_lock(const char *path, struct err *ret_err, int *ret_fd)
 	fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return err_set(ret_err, errno, "%s: directory: %s", path, strerror(errno));
-	if (flock(fd, LOCK_EX) < 0)
-		return err_set(
-			ret_err, errno, "%s: lock of the directory: %s", path, strerror(errno));
+	/* Anybody who can open the directory can lock it and keep it so: flock() by itself would
+	 * wait for that for ever, without a word. */
+	for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return err_set(ret_err, errno, "%s: lock of the directory: %s", path,
+				strerror(errno));
+		if (i == LOCK_TRIES)
+			return err_set(ret_err, EBUSY,
+				"%s: lock of the directory %s: another process holds it", path,
+				dir);
+		nanosleep(&lock_pause, NULL);
+	}
 	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
@@ -139,4 +153,29 @@ int unix_path_listen(const char *path, int type, uint32_t mode, struct err *ret_
 	}
 	*ret_fd = TAKE_FD(fd);
 	return 0;
+}
+
+int unix_path_remember(const char *path, struct err *ret_err, struct unix_path_file *ret_file)
+{
+	struct stat st;
+
+	if (lstat(path, &st) < 0)
+		return err_set(ret_err, errno, "%s: %s", path, strerror(errno));
+	*ret_file = (struct unix_path_file){.dev = st.st_dev, .inode = st.st_ino};
+	return 0;
+}
+
+void unix_path_unlink(const char *path, const struct unix_path_file *file)
+{
+	_cleanup_(cleanup_close)
+	int lock = -1;
+	struct unix_path_file found;
+
+	/* Without the lock a starter may make its socket between the look and the unlink. Whoever
+	 * keeps the directory locked must not keep the file there too: it is tried all the same. */
+	if (unix_path_lock(path, NULL, &lock) < 0)
+		lock = -1;
+	if (unix_path_remember(path, NULL, &found) == 0 && found.dev == file->dev &&
+		found.inode == file->inode)
+		unlink(path);
 }

@@ -9,7 +9,7 @@
 #include "proto/stream.h"
 #include "proto/util/err.h"
 
-enum { WORKER_LINK_MAX_ERRNO = 4095 };
+enum { WORKER_LINK_MAX_ERRNO = 4095, WORKER_LINK_MAX_LAST_WORDS = 256 };
 
 void worker_link_fini(struct worker_link *l)
 {
@@ -21,63 +21,6 @@ void worker_link_free_reply(Wk__Reply **reply)
 	if (*reply)
 		wk__reply__free_unpacked(*reply, NULL);
 	*reply = NULL;
-}
-
-int worker_link_send(struct worker_link *l, Wk__Request *request, struct err *ret_err)
-{
-	_cleanup_(cleanup_free)
-	uint8_t *data = NULL;
-	size_t n_bytes;
-	int r;
-
-	request->id = ++l->last_id;
-	n_bytes = wk__request__get_packed_size(request);
-	if (n_bytes > STREAM_MAX_BYTES)
-		return err_set(ret_err, EMSGSIZE, "request: expected at most %d bytes, found %zu",
-			STREAM_MAX_BYTES, n_bytes);
-	data = malloc(n_bytes);
-	if (!data)
-		return err_set(ret_err, ENOMEM, "worker client: no memory");
-	wk__request__pack(request, data);
-	r = stream_send(l->fd, data, (uint32_t)n_bytes);
-	if (r == -EAGAIN) /* SO_SNDTIMEO */
-		return err_set(ret_err, ETIMEDOUT, "worker takes no requests");
-	if (r == -EPIPE || r == -ECONNRESET)
-		return err_set(ret_err, ECONNRESET, "worker closed the connection");
-	if (r < 0)
-		return err_set(ret_err, -r, "worker: send: %s", strerror(-r));
-	return 0;
-}
-
-int worker_link_send_cancel(struct worker_link *l, uint64_t session, struct err *ret_err)
-{
-	Wk__Cancel cancel = WK__CANCEL__INIT;
-	Wk__Request request = WK__REQUEST__INIT;
-
-	if (l->n_cancels == WORKER_LINK_MAX_CANCELS)
-		return err_set(ret_err, EBUSY, "cancel: %d earlier ones are not answered yet",
-			WORKER_LINK_MAX_CANCELS);
-	cancel.session = session;
-	request.body_case = WK__REQUEST__BODY_CANCEL;
-	request.cancel = &cancel;
-	int r = worker_link_send(l, &request, ret_err);
-	if (r == 0)
-		l->cancels[l->n_cancels++] = request.id;
-	return r;
-}
-
-/* Is this the answer to a Cancel? Done or a refusal (the generation had ended) are both fine. */
-static bool worker_link_take_cancel(struct worker_link *l, const Wk__Reply *reply)
-{
-	if (reply->body_case != WK__REPLY__BODY_DONE && reply->body_case != WK__REPLY__BODY_ERROR)
-		return false;
-	for (uint32_t i = 0; i < l->n_cancels; i++) {
-		if (l->cancels[i] == reply->id) {
-			l->cancels[i] = l->cancels[--l->n_cancels];
-			return true;
-		}
-	}
-	return false;
 }
 
 /* 0 when readable. */
@@ -135,6 +78,83 @@ static int must_check worker_link_refusal(const Wk__Error *error, struct err *re
 		error->text[0] ? error->text : "worker refused and did not say why");
 }
 
+/*
+ * The worker has closed: what it said before is still in the socket, and may be why. The connection
+ * is over whatever that is.
+ */
+static int must_check worker_link_hear_refusal(struct worker_link *l, struct err *ret_err)
+{
+	/* A Token after each of the last steps may stand before it; the bound is for a peer that
+	 * closed one direction and writes on for ever. */
+	for (uint32_t i = 0; i < WORKER_LINK_MAX_LAST_WORDS; i++) {
+		_cleanup_(worker_link_free_reply)
+		Wk__Reply *reply = NULL;
+
+		if (worker_link_read(l, 0, NULL, &reply) < 0)
+			break;
+		if (reply->id == 0 && reply->body_case == WK__REPLY__BODY_ERROR)
+			return worker_link_refusal(reply->error, ret_err);
+	}
+	return err_set(ret_err, ECONNRESET, "worker closed the connection");
+}
+
+int worker_link_send(struct worker_link *l, Wk__Request *request, struct err *ret_err)
+{
+	_cleanup_(cleanup_free)
+	uint8_t *data = NULL;
+	size_t n_bytes;
+	int r;
+
+	request->id = ++l->last_id;
+	n_bytes = wk__request__get_packed_size(request);
+	if (n_bytes > STREAM_MAX_BYTES)
+		return err_set(ret_err, EMSGSIZE, "request: expected at most %d bytes, found %zu",
+			STREAM_MAX_BYTES, n_bytes);
+	data = malloc(n_bytes);
+	if (!data)
+		return err_set(ret_err, ENOMEM, "worker client: no memory");
+	wk__request__pack(request, data);
+	r = stream_send(l->fd, data, (uint32_t)n_bytes);
+	if (r == -EAGAIN) /* SO_SNDTIMEO */
+		return err_set(ret_err, ETIMEDOUT, "worker takes no requests");
+	if (r == -EPIPE || r == -ECONNRESET)
+		return worker_link_hear_refusal(l, ret_err);
+	if (r < 0)
+		return err_set(ret_err, -r, "worker: send: %s", strerror(-r));
+	return 0;
+}
+
+int worker_link_send_cancel(struct worker_link *l, uint64_t session, struct err *ret_err)
+{
+	Wk__Cancel cancel = WK__CANCEL__INIT;
+	Wk__Request request = WK__REQUEST__INIT;
+
+	if (l->n_cancels == WORKER_LINK_MAX_CANCELS)
+		return err_set(ret_err, EBUSY, "cancel: %d earlier ones are not answered yet",
+			WORKER_LINK_MAX_CANCELS);
+	cancel.session = session;
+	request.body_case = WK__REQUEST__BODY_CANCEL;
+	request.cancel = &cancel;
+	int r = worker_link_send(l, &request, ret_err);
+	if (r == 0)
+		l->cancels[l->n_cancels++] = request.id;
+	return r;
+}
+
+/* Is this the answer to a Cancel? Done or a refusal (the generation had ended) are both fine. */
+static bool worker_link_take_cancel(struct worker_link *l, const Wk__Reply *reply)
+{
+	if (reply->body_case != WK__REPLY__BODY_DONE && reply->body_case != WK__REPLY__BODY_ERROR)
+		return false;
+	for (uint32_t i = 0; i < l->n_cancels; i++) {
+		if (l->cancels[i] == reply->id) {
+			l->cancels[i] = l->cancels[--l->n_cancels];
+			return true;
+		}
+	}
+	return false;
+}
+
 int worker_link_recv(struct worker_link *l, uint64_t id, int timeout_ms, struct err *ret_err,
 	Wk__Reply **ret_reply)
 {
@@ -145,6 +165,9 @@ int worker_link_recv(struct worker_link *l, uint64_t id, int timeout_ms, struct 
 
 		if (r < 0)
 			return r;
+		/* A refusal of the connection itself, which then ends. */
+		if (reply->id == 0 && reply->body_case == WK__REPLY__BODY_ERROR)
+			return worker_link_refusal(reply->error, ret_err);
 		/* Bounded by the Cancels that were sent. */
 		if (reply->id != id && worker_link_take_cancel(l, reply))
 			continue;

@@ -29,7 +29,7 @@ struct worker_link {
 
 void worker_link_fini(struct worker_link *l);
 
-/* Gives the request its id and sends it. */
+/* Gives the request its id and sends it. When the worker refused the connection: as recv. */
 int must_check worker_link_send(struct worker_link *l, Wk__Request *request, struct err *ret_err);
 
 /* Sends a Cancel; nobody waits for its answer. -EBUSY: too many unanswered. */
@@ -37,7 +37,8 @@ int must_check worker_link_send_cancel(
 	struct worker_link *l, uint64_t session, struct err *ret_err);
 
 /*
- * The next reply to request id; a refusal is returned as its code. The caller owns *ret_reply
+ * The next reply to request id; a refusal, of the request or (id 0) of the connection, is returned
+ * as its code. The caller owns *ret_reply
  * (worker_link_free_reply) and judges its body.
  */
 int must_check worker_link_recv(struct worker_link *l, uint64_t id, int timeout_ms,

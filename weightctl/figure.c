@@ -9,7 +9,9 @@ struct figure figure_bytes(uint64_t n_bytes)
 	double mib = (double)n_bytes / 0x1p20;
 	struct figure f;
 
-	if (mib < 1023.95) /* what would be rounded to 1024.0 is a GiB */
+	if (mib * 1024 < 1023.95)
+		snprintf(f.text, sizeof(f.text), "%.1f KiB", mib * 1024);
+	else if (mib < 1023.95) /* what would be rounded to 1024.0 is a GiB */
 		snprintf(f.text, sizeof(f.text), "%.1f MiB", mib);
 	else
 		snprintf(f.text, sizeof(f.text), "%.1f GiB", mib / 1024);

@@ -56,6 +56,16 @@ static bool take_token(uint32_t id, const char *text, uint32_t n_bytes, void *us
 	return fflush(stdout) == 0; /* nobody reads any more: cancel */
 }
 
+/* The text may end in the middle, or be none at all: without this line nobody would know why. */
+static void tell_full_context(const struct options *o, const struct worker_client *c,
+	const struct worker_client_finished *f)
+{
+	if (f->reason == WORKER_CLIENT_LENGTH &&
+		(o->n_predict == 0 || f->generated_tokens < o->n_predict))
+		fprintf(stderr, "weightctl: stopped: the context of %" PRIu32 " tokens is full\n",
+			worker_client_get_info(c)->n_ctx);
+}
+
 int generation_run(const struct options *o, struct worker_client *c, uint64_t session,
 	struct err *ret_err, struct generation *ret_generation)
 {
@@ -72,6 +82,7 @@ int generation_run(const struct options *o, struct worker_client *c, uint64_t se
 		return sink.result;
 	if (output_flush(ret_err) < 0)
 		return -EIO;
+	tell_full_context(o, c, &ret_generation->finished);
 	switch (ret_generation->finished.reason) {
 	case WORKER_CLIENT_STOP:
 	case WORKER_CLIENT_LENGTH: return 0;

@@ -29,7 +29,8 @@ void generation_fini(struct generation *g);
 
 /*
  * Generates into *ret_generation (empty before). Without --json prints every piece and at the end a
- * line break. -ECANCELED, -EIO with ret_err when the worker gave up.
+ * line break. A context that is full is told on stderr. -ECANCELED, -EIO with ret_err when the
+ * worker gave up.
  */
 int must_check generation_run(const struct options *o, struct worker_client *c, uint64_t session,
 	struct err *ret_err, struct generation *ret_generation);

@@ -14,6 +14,8 @@
 #include "weightd/gguf.h"
 #include "weightd/validate.h"
 
+enum { MAX_VALUE_BYTES = 100 }; /* of a line for people: a chat template is long */
+
 /* A scalar as people and JSON read it; an array is its type and length alone. */
 static json_t *value_of(const struct gguf_kv *kv)
 {
@@ -79,7 +81,11 @@ static int print_text(const char *path, const struct gguf *g, const char *refusa
 		char *text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
 
 		json_decref(value);
-		printf("  %-44s %.100s\n", gguf_label(g->kv[i].key).text, text ? text : "?");
+		if (text && strlen(text) > MAX_VALUE_BYTES)
+			text[MAX_VALUE_BYTES] = '\0';
+		printf("  %-44s ", gguf_label(g->kv[i].key).text);
+		output_clean(text ? text : "?"); /* JSON escapes C0 alone */
+		putchar('\n');
 	}
 	for (uint64_t i = 0; i < g->n_tensors; i++) {
 		const struct gguf_tensor *t = &g->tensors[i];

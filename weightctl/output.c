@@ -57,8 +57,12 @@ int output_json(json_t *object)
 
 void output_clean(const char *text)
 {
-	for (; text && *text; text++)
-		putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
+	while (text && *text) {
+		int n_control = utf8_control(text);
+
+		putchar(n_control ? '?' : *text);
+		text += n_control ? n_control : 1;
+	}
 }
 
 int output_flush(struct err *ret_err)

@@ -35,6 +35,7 @@ struct client {
 	const struct client_events *events;
 	struct bufferevent *stream;
 	struct event *reaper; /* tells closed from the loop, where nobody uses the client */
+	struct event *hello;  /* runs until Hello is there, however slowly its bytes come */
 	uint64_t last_serial;
 	uint64_t waiting_serial; /* of the request that is being served; 0: none */
 };
@@ -113,10 +114,8 @@ static void client_handle_hello(struct client *c, struct message *m)
 			STREAM_PROTOCOL, m->protocol);
 		client_refuse(c, m->id, -EPROTO, &e);
 	} else {
-		const struct timeval stall = {.tv_sec = CLIENT_STALL_S};
-
 		c->state = CLIENT_OPEN;
-		bufferevent_set_timeouts(c->stream, NULL, &stall);
+		event_del(c->hello);
 		client_write(c, m);
 	}
 	message_free(m);
@@ -164,7 +163,10 @@ static bool client_read_request(struct client *c)
 		return false;
 	evbuffer_drain(in, sizeof(header));
 	const uint8_t *data = evbuffer_pullup(in, n_bytes);
-	r = data ? rpc_decode(data, n_bytes, &e, &m) : -ENOMEM;
+	r = data ? rpc_decode(data, n_bytes, &e, &m)
+		 : err_set(&e, ENOMEM,
+			   "request: the worker has no memory for one of %" PRIu32 " bytes",
+			   n_bytes);
 	if (r) {
 		client_refuse(c, 0, r, &e);
 		return false;
@@ -205,9 +207,20 @@ static void client_on_event(struct bufferevent *stream, short what, void *userda
 
 	(void)stream;
 	if (what & BEV_EVENT_TIMEOUT && c->state != CLIENT_DEAD)
-		log_warn("client %" PRIu64 ": %s in %d s; dropped", c->id,
-			what & BEV_EVENT_READING ? "no hello" : "its answers are not read",
-			what & BEV_EVENT_READING ? CLIENT_HELLO_S : CLIENT_STALL_S);
+		log_warn("client %" PRIu64 ": its answers are not read in %d s; dropped", c->id,
+			CLIENT_STALL_S);
+	client_die(c);
+}
+
+static void client_on_no_hello(evutil_socket_t fd, short what, void *userdata)
+{
+	struct client *c = userdata;
+
+	(void)fd;
+	(void)what;
+	if (c->state != CLIENT_NEW)
+		return;
+	log_warn("client %" PRIu64 ": no hello in %d s; dropped", c->id, CLIENT_HELLO_S);
 	client_die(c);
 }
 
@@ -238,13 +251,14 @@ int client_new(struct event_base *base, int fd, uint64_t id, const struct rpc_wo
 	if (!c->stream)
 		close(fd);
 	c->reaper = event_new(base, -1, 0, client_on_reap, c);
-	if (!c->stream || !c->reaper) {
+	c->hello = evtimer_new(base, client_on_no_hello, c);
+	if (!c->stream || !c->reaper || !c->hello || event_add(c->hello, &hello)) {
 		client_free(c);
 		return -ENOMEM;
 	}
 	bufferevent_setcb(c->stream, client_on_read, client_on_write, client_on_event, c);
 	bufferevent_setwatermark(c->stream, EV_READ, 0, STREAM_HEADER_BYTES + STREAM_MAX_BYTES);
-	bufferevent_set_timeouts(c->stream, &hello, &stall);
+	bufferevent_set_timeouts(c->stream, NULL, &stall);
 	if (bufferevent_enable(c->stream, EV_READ | EV_WRITE)) {
 		client_free(c);
 		return -ENOMEM;
@@ -259,6 +273,8 @@ struct client *client_free(struct client *c)
 		return NULL;
 	if (c->reaper)
 		event_free(c->reaper);
+	if (c->hello)
+		event_free(c->hello);
 	if (c->stream)
 		bufferevent_free(c->stream);
 	free(c);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
@@ -176,6 +177,16 @@ static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 	return r;
 }
 
+/*
+ * Until the loop takes the signals over: there is no socket yet, and weightd takes the lease back
+ * with the connection, so that nothing is left to do.
+ */
+static void end_early(int signum)
+{
+	(void)signum;
+	_exit(0);
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t start_ns = clock_now_ns();
@@ -200,6 +211,8 @@ int main(int argc, char **argv)
 	}
 	log_init("workerd", o.log_level);
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGTERM, end_early);
+	signal(SIGINT, end_early);
 	r = run(&o, start_ns, &e);
 	if (!r)
 		return 0;

@@ -22,19 +22,27 @@ enum {
 	MAX_CHAT_MESSAGES = 4096,
 };
 
-static void *rpc_alloc(void *left, size_t n_bytes)
-{
-	uint64_t *n_left = left;
+/* protobuf-c says NULL for whatever went wrong: what it was is kept here. */
+struct rpc_budget {
+	uint64_t n_left;
+	bool is_out_of_memory;
+};
 
-	if (n_bytes > *n_left)
+static void *rpc_alloc(void *data, size_t n_bytes)
+{
+	struct rpc_budget *b = data;
+
+	if (n_bytes > b->n_left)
 		return NULL;
-	*n_left -= n_bytes;
-	return malloc(n_bytes);
+	b->n_left -= n_bytes;
+	void *p = malloc(n_bytes);
+	b->is_out_of_memory |= !p;
+	return p;
 }
 
-static void rpc_dealloc(void *left, void *p)
+static void rpc_dealloc(void *data, void *p)
 {
-	(void)left;
+	(void)data;
 	free(p);
 }
 
@@ -201,19 +209,27 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 	}
 }
 
+static int rpc_refuse_for_memory(uint32_t n_bytes, struct err *ret_err)
+{
+	return err_set(ret_err, ENOMEM,
+		"request: the worker has no memory for one of %" PRIu32 " bytes", n_bytes);
+}
+
 int rpc_decode(
 	const uint8_t *data, uint32_t n_bytes, struct err *ret_err, struct message **ret_message)
 {
-	uint64_t n_left = MAX_UNPACKED_BYTES;
+	struct rpc_budget budget = {.n_left = MAX_UNPACKED_BYTES};
 	ProtobufCAllocator allocator = {
 		.alloc = rpc_alloc,
 		.free = rpc_dealloc,
-		.allocator_data = &n_left,
+		.allocator_data = &budget,
 	};
 	Wk__Request *q = wk__request__unpack(&allocator, n_bytes, data);
 	struct message *m;
 	struct err e = ERR_NULL;
 
+	if (!q && budget.is_out_of_memory)
+		return rpc_refuse_for_memory(n_bytes, ret_err);
 	if (!q)
 		return err_set(ret_err, EBADMSG,
 			"request: expected one that unpacks to at most %d MiB, found %" PRIu32
@@ -226,7 +242,7 @@ int rpc_decode(
 	m = message_new(rpc_get_kind(q), 0, 0);
 	if (!m) {
 		rpc_free_request(q);
-		return -ENOMEM;
+		return rpc_refuse_for_memory(n_bytes, ret_err);
 	}
 	m->id = q->id;
 	m->arrived_ns = clock_now_ns();

@@ -36,8 +36,8 @@ struct rpc_worker {
 
 /*
  * The message of one packed Request. data may go afterwards. -EBADMSG with ret_err for bytes that
- * are none, or would take far more memory than they are worth (drop the peer); -ENOMEM. A request
- * that is one, but not to be served, comes as a refused message.
+ * are none, or would take far more memory than they are worth (drop the peer); -ENOMEM with
+ * ret_err. A request that is one, but not to be served, comes as a refused message.
  */
 int must_check rpc_decode(
 	const uint8_t *data, uint32_t n_bytes, struct err *ret_err, struct message **ret_message);

@@ -10,6 +10,7 @@
 #include <event2/event.h>
 
 #include "proto/stream.h"
+#include "proto/unix-path.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "workerd/client.h"
@@ -34,6 +35,7 @@ struct server {
 	struct server_params params;
 	struct client_events events;
 	int fd; /* listening; -1: stopped */
+	struct unix_path_file file;
 	struct event *listen;
 	struct event *resume; /* ends an accept_pause */
 	uint64_t last_client; /* id given last */
@@ -171,6 +173,8 @@ int server_new(const struct server_params *params, struct err *ret_err, struct s
 		.closed = server_on_closed,
 	};
 	r = stream_listen(params->path, SOCKET_MODE, ret_err, &s->fd);
+	if (!r)
+		r = unix_path_remember(params->path, ret_err, &s->file);
 	if (r) {
 		server_free(s);
 		return r;
@@ -206,7 +210,7 @@ void server_stop(struct server *s)
 		event_free(s->resume);
 	s->listen = s->resume = NULL;
 	if (s->fd >= 0) {
-		unlink(s->params.path);
+		unix_path_unlink(s->params.path, &s->file);
 		close(s->fd);
 	}
 	s->fd = -1;

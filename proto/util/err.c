@@ -5,14 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/util/utf8.h"
+
 /* n is what vsnprintf said the whole text needs. */
 static void err_clean(struct err *e, int n)
 {
-	for (char *c = e->text; *c; c++)
-		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			*c = '?';
+	size_t n_clean = 0;
+
+	for (const char *c = e->text; *c;) {
+		int n_control = utf8_control(c);
+
+		e->text[n_clean++] = n_control ? '?' : *c;
+		c += n_control ? n_control : 1;
+	}
+	e->text[n_clean] = '\0';
 	if (n >= (int)sizeof(e->text))
-		memcpy(e->text + sizeof(e->text) - 4, "...", 4);
+		memcpy(e->text + n_clean - 3, "...", 4);
 }
 
 int err_set(struct err *e, int errnum, const char *format, ...)

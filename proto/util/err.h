@@ -19,10 +19,9 @@ struct err {
 
 /*
  * Writes the line and returns -errnum, so that a judge can `return err_set(e, EINVAL, ...)`.
- * e may be NULL. Control characters of the result are replaced by '?', so that a hostile name
- * cannot forge a second line; a text too long is cut and ends in "...".
- * By convention the format reads "WHERE: WHAT: expected X, found Y".
- * Any thread.
+ * e may be NULL. Control characters (C0, DEL, C1) of the result are replaced by '?', so that a
+ * hostile name cannot forge a second line; a text too long is cut and ends in "...". By convention
+ * the format reads "WHERE: WHAT: expected X, found Y". Any thread.
  */
 int err_set(struct err *e, int errnum, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -46,4 +46,17 @@ static inline int utf8_char(const uint8_t *data, uint64_t n_bytes)
 	return n;
 }
 
+/*
+ * Bytes of the control character at the NUL-terminated text, 0 when there is none: C0 and DEL, 1;
+ * C1 (U+0080 to U+009F, "\x9b" is a terminal's "\x1b["), 2.
+ */
+static inline int utf8_control(const char *text)
+{
+	uint8_t a = (uint8_t)text[0], b = a ? (uint8_t)text[1] : 0;
+
+	if (a == 0xc2 && b >= 0x80 && b <= 0x9f)
+		return 2;
+	return (a > 0 && a < 0x20) || a == 0x7f;
+}
+
 #endif

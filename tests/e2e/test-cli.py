@@ -131,7 +131,7 @@ def test_load_ls_status_unload(site):
 
     worker.stop()
     harness.wait_until(lambda: not site.status()["workers"], "the worker leaves status")
-    site.ctl("unload", "one")
+    check_equal(site.ctl("unload", "one").out, "one: unloaded\n", "unload")
     check_equal(site.status()["models"], [], "models after unload")
     check_equal(site.ctl("unload", "one", status=1).err.count("\n"), 1, "lines of a refusal")
 

@@ -127,7 +127,7 @@ def test_replace_and_unload_under_a_reader(site):
     old.stop()
     harness.wait_until(lambda: list(states(site, "demo").values()) == [("ready", 1)],
                        "the old generation goes with its last worker")
-    site.ctl("unload", "demo")
+    check_equal(site.ctl("unload", "demo").out, "demo: draining: 1 lease\n", "unload")
     check_equal(list(states(site, "demo").values()), [("draining", 1)], "after unload")
     young.stop()
     harness.wait_until(lambda: not states(site, "demo"), "the model goes with its last worker")

@@ -2,7 +2,9 @@
 /* Peers that break the protocol, do not read, or are too many: weightd goes on for the others. */
 #include "tests/e2e/weightd-site.h"
 
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <linux/capability.h>
 
 static void test_hello(void **state)
 {
@@ -192,6 +194,166 @@ static void test_out_of_fds(void **state)
 	site_stop(&s);
 }
 
+/* The generation's Acquired is on its way; nobody reads it. */
+static void send_acquire(int sock, const struct weights_client_device *d, uint64_t id)
+{
+	Wd__Request request = WD__REQUEST__INIT;
+	Wd__Acquire m = WD__ACQUIRE__INIT;
+
+	m.model = (char *)"atlas";
+	m.device_uuid = (ProtobufCBinaryData){.len = 16, .data = (uint8_t *)d->uuid};
+	m.driver_uuid = (ProtobufCBinaryData){.len = 16, .data = (uint8_t *)d->driver_uuid};
+	request.id = id;
+	request.body_case = WD__REQUEST__BODY_ACQUIRE;
+	request.acquire = &m;
+	send_request(sock, &request, NULL);
+}
+
+/* Leases of another process, which reads what it is sent. */
+static void acquire_elsewhere(const struct site *s)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		struct weights_client *c = NULL;
+		struct weights_client_acquired a;
+
+		alarm(5);
+		if (weights_client_new(s->socket, WEIGHTS_CLIENT_WORKER, NULL, &c) < 0)
+			_exit(1);
+		const struct weights_client_device *d = weights_client_get_device(c);
+		for (int i = 0; i < 20; i++) {
+			if (weights_client_acquire(c, "atlas", d->uuid, d->driver_uuid, NULL, &a) <
+				0)
+				_exit(2);
+			weights_client_acquired_fini(&a);
+		}
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
+/* Peers that ask for descriptors and do not read them: others get theirs, at once. */
+static void test_unread_descriptors(void **state)
+{
+	enum { MAX_FDS = 256, N = 40, N_EACH = 40 };
+	struct site s;
+	int socks[N];
+	char model[4200];
+
+	(void)state;
+	snprintf(model, sizeof(model), "atlas=%s", model_path());
+	/* With these the kernel does not count; where there are none, none can be dropped. */
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE);
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN);
+	site_start(&s, (const char *const[]){"--model", model, NULL}, MAX_FDS);
+	struct weights_client *c = connect_client(&s);
+	for (int i = 0; i < N; i++)
+		socks[i] = greeted(&s);
+	for (uint64_t k = 0; k < N_EACH; k++)
+		for (int i = 0; i < N; i++)
+			send_acquire(socks[i], weights_client_get_device(c), k + 2);
+	acquire_elsewhere(&s);
+	/* Nobody was dropped; who reads at last gets everything. */
+	struct weights_client_status status = get_status(c);
+	assert_int_equal(status.n_peers, N + 1);
+	weights_client_status_fini(&status);
+	for (int i = 1; i < N; i++)
+		close(socks[i]);
+	for (uint64_t k = 0; k < N_EACH; k++) {
+		Wd__Reply *reply = receive(socks[0]);
+		assert_int_equal(reply->id, k + 2);
+		assert_int_equal(reply->body_case, WD__REPLY__BODY_ACQUIRED);
+		wd__reply__free_unpacked(reply, NULL);
+	}
+	close(socks[0]);
+	assert_null(strstr(site_log(&s), "quota"));
+	weights_client_free(c);
+	site_stop(&s);
+}
+
+static int wait_for_socket(const struct site *s)
+{
+	int fd = -1;
+
+	for (int i = 0; i < SITE_START_MS && fd < 0; i++) {
+		if (wire_connect(s->socket, NULL, &fd) == 0)
+			return fd;
+		usleep(1000);
+	}
+	fail_msg("no socket: %s", site_log(s));
+	return -1;
+}
+
+/* A model of the command line is unloaded while it waits for its turn: the others are served. */
+static void test_unload_at_start(void **state)
+{
+	enum { N = 6 };
+	struct site s;
+	char models[N][4200];
+	const char *args[2 * N + 1] = {NULL};
+	Wd__Request request = WD__REQUEST__INIT;
+	Wd__Unload unload = WD__UNLOAD__INIT;
+
+	(void)state;
+	for (int i = 0; i < N; i++) {
+		snprintf(models[i], sizeof(models[i]), "m%d=%s", i, model_path());
+		args[2 * i] = "--model";
+		args[2 * i + 1] = models[i];
+	}
+	site_init(&s);
+	site_spawn(&s, args, 0);
+	int sock = wait_for_socket(&s);
+	send_hello(sock, WIRE_PROTOCOL);
+	unload.name = (char *)"m5";
+	request.id = 2;
+	request.body_case = WD__REQUEST__BODY_UNLOAD;
+	request.unload = &unload;
+	send_request(sock, &request, NULL);
+	site_wait_ready(&s);
+	assert_non_null(strstr(site_log(&s), "it was unloaded while it loaded"));
+	struct weights_client *c = connect_client(&s);
+	assert_string_equal(get_state(c, 1), "ready");
+	assert_string_equal(get_state(c, N), "gone");
+	weights_client_free(c);
+	close(sock);
+	site_stop(&s);
+}
+
+static void test_signal_at_start(void **state)
+{
+	struct site s;
+
+	(void)state;
+	site_init(&s);
+	site_spawn(&s, NULL, 0);
+	close(wait_for_socket(&s));
+	site_stop(&s);
+}
+
+/* Whatever took the socket's place is not weightd's to remove. */
+static void test_foreign_socket(void **state)
+{
+	struct site s;
+
+	(void)state;
+	site_start(&s, NULL, 0);
+	char aside[100];
+	snprintf(aside, sizeof(aside), "%s-aside", s.socket);
+	assert_int_equal(rename(s.socket, aside), 0);
+	int fd = open(s.socket, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_int_equal(kill(s.pid, SIGTERM), 0);
+	assert_int_equal(site_wait(&s), 0);
+	assert_int_equal(unlink(s.socket), 0);
+	assert_int_equal(unlink(aside), 0);
+	site_remove(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -199,6 +361,10 @@ int main(void)
 		CASE(test_garbage),
 		CASE(test_slow_watcher),
 		CASE(test_out_of_fds),
+		CASE(test_unread_descriptors),
+		CASE(test_unload_at_start),
+		CASE(test_signal_at_start),
+		CASE(test_foreign_socket),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

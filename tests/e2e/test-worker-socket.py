@@ -3,7 +3,9 @@
 """workerd's client socket under honest, careless and hostile clients."""
 import os
 import signal
+import socket
 import struct
+import subprocess
 import time
 
 import harness
@@ -361,6 +363,8 @@ def test_too_many_clients(site):
         _, kind, answer = c.receive()
         check_equal(kind, ERROR, "reply to one client too many")
         check(b"64" in answer[2], answer[2])
+    refused = site.ctl("complete", "a", worker=worker, status=1)
+    check("all 64 client connections are taken" in refused.err, f"{refused}")
     clients.pop().close()
     wait_until(lambda: "taken" not in try_hello(worker), "a place that became free", 5)
     for c in clients:
@@ -375,6 +379,63 @@ def try_hello(worker):
         return ""
     except Refused as e:
         return str(e)
+
+
+def test_slow_hello(site):
+    """A byte now and then is no Hello: the time for it is counted from the connect."""
+    worker = serve(site)
+    with Connection(worker, hello=False) as c:
+        start = time.monotonic()
+        try:
+            for byte in frame(field(1, 1) + field(HELLO, field(1, 1) + field(2, "x" * 100))):
+                c.send_bytes(bytes([byte]))
+                time.sleep(1)
+                check(time.monotonic() - start < 20, "a slow Hello is still waited for")
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    check("no hello in 10 s" in worker.log(), worker.log())
+    check_serves(worker)
+
+
+def test_socket_of_another(site):
+    """At its end a worker removes its own socket, not what another put in its place."""
+    worker = serve(site)
+    os.unlink(worker.socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(worker.socket)
+        worker.stop()
+        check(os.path.exists(worker.socket), "the other's socket is gone")
+        os.unlink(worker.socket)
+
+
+def test_signal_before_ready(site):
+    """A worker that still waits for its weights ends by SIGTERM as a ready one does."""
+    path = os.path.join(site.dir, "client.sock")
+    for signum in signal.SIGTERM, signal.SIGINT:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as weightd:
+            weightd.bind(site.weightd_socket)
+            weightd.listen()
+            argv = [harness.need_env("WORKERD_BIN"), "--model", "demo", "--weights",
+                    site.weightd_socket, "--socket", path]
+            with subprocess.Popen(argv, env=site.env, stdin=subprocess.DEVNULL) as process:
+                peer, _ = weightd.accept()
+                process.send_signal(signum)
+                check_equal(process.wait(20), 0, f"exit status on signal {signum}")
+                peer.close()
+        os.unlink(site.weightd_socket)
+        check(not os.path.exists(path), "a socket is left")
+
+
+def test_full_context(site):
+    """A text that ends because there is no more room says so; one of the wanted length does not."""
+    worker = serve(site, "--ctx", "64")
+    ids = site.ctl("tokenize", "a b", worker=worker).out.split()
+    room = "a b" + " b" * (64 - len(ids))
+    n_ids = len(site.ctl("tokenize", room, worker=worker).out.split())
+    check_equal(n_ids, 64, "tokens of a text that fills the context")
+    full = site.ctl("complete", room, worker=worker)
+    check_equal(full.err, "weightctl: stopped: the context of 64 tokens is full\n", f"{full}")
+    check_equal(site.ctl("complete", "a b", "--n-predict", "1", worker=worker).err, "", "stderr")
 
 
 def test_interleaved_streams(site):

@@ -35,6 +35,12 @@ static void replaces_control_characters(void **state)
 	(void)state;
 	assert_int_equal(err_set(&e, EINVAL, "name %s", "a\nb\x1b[2J\x7f"), -EINVAL);
 	assert_string_equal(e.text, "name a?b?[2J?");
+	/* C1, of which U+009B begins a terminal's command too; other characters stay. */
+	assert_int_equal(err_set(&e, EINVAL, "%s",
+				 "a\xc2\x9b"
+				 "2Jb\xc2\x80\xc2\xa0\xc3\x9b"),
+		-EINVAL);
+	assert_string_equal(e.text, "a?2Jb?\xc2\xa0\xc3\x9b");
 }
 
 static void cuts_long_text(void **state)
@@ -48,6 +54,16 @@ static void cuts_long_text(void **state)
 	assert_int_equal(err_set(&e, EINVAL, "%s", name), -EINVAL);
 	assert_int_equal(strlen(e.text), ERR_TEXT_BYTES - 1);
 	assert_string_equal(e.text + ERR_TEXT_BYTES - 4, "...");
+
+	/* A text that shrinks when it is cleaned ends there too. */
+	for (size_t i = 0; i + 1 < sizeof(name); i += 2)
+		memcpy(name + i, "\xc2\x9b", 2);
+	name[sizeof(name) - 2] = '\0';
+	assert_int_equal(err_set(&e, EINVAL, "%s", name), -EINVAL);
+	assert_null(strpbrk(e.text, "\x9b"));
+	assert_string_equal(e.text + strlen(e.text) - 4, "?...");
+	memset(name, 'x', sizeof(name) - 1);
+	assert_int_equal(err_set(&e, EINVAL, "%s", name), -EINVAL);
 
 	/* Prefixing a text that already fills the room cuts it again. */
 	err_prefix(&e, "where");

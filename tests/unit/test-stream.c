@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 
 #include "proto/stream.h"
+#include "proto/unix-path.h"
 #include "proto/util/err.h"
 #include "proto/wire.h"
 #include "tests/unit/socket-dir.h"
@@ -213,6 +215,47 @@ static void listens_apart_from_the_wire(void **state)
 	socket_dir_free(&dir);
 }
 
+/* Anybody can lock a directory like /tmp: starting there must not hang. */
+static void waits_for_a_locked_directory_not_for_ever(void **state)
+{
+	struct socket_dir dir = socket_dir_new();
+	struct err e = ERR_NULL;
+	int other = -1, lock = open(dir.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	(void)state;
+	assert_int_equal(flock(lock, LOCK_EX), 0);
+	alarm(20);
+	assert_int_equal(stream_listen(dir.path, 0600, &e, &other), -EBUSY);
+	alarm(0);
+	assert_non_null(strstr(e.text, "lock of the directory"));
+	assert_int_equal(other, -1);
+	close(lock);
+	socket_dir_free(&dir);
+}
+
+static void unlinks_its_own_file_alone(void **state)
+{
+	struct socket_dir dir = socket_dir_new();
+	struct unix_path_file file;
+	struct err e = ERR_NULL;
+	int first, second;
+
+	(void)state;
+	assert_int_equal(stream_listen(dir.path, 0600, &e, &first), 0);
+	assert_int_equal(unix_path_remember(dir.path, &e, &file), 0);
+	assert_int_equal(unlink(dir.path), 0);
+	unix_path_unlink(dir.path, &file); /* nothing there */
+	assert_int_equal(stream_listen(dir.path, 0600, &e, &second), 0);
+	unix_path_unlink(dir.path, &file);
+	assert_int_equal(access(dir.path, F_OK), 0);
+	assert_int_equal(unix_path_remember(dir.path, &e, &file), 0);
+	unix_path_unlink(dir.path, &file);
+	assert_int_equal(access(dir.path, F_OK), -1);
+	close(first);
+	close(second);
+	socket_dir_free(&dir);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -223,6 +266,8 @@ int main(void)
 		CASE(joins_split_reads),
 		CASE(refuses_cut_and_oversize),
 		CASE(listens_apart_from_the_wire),
+		CASE(waits_for_a_locked_directory_not_for_ever),
+		CASE(unlinks_its_own_file_alone),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

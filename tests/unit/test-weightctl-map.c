@@ -42,8 +42,8 @@ static void test_picture(void **state)
 	static const char expected[] =
 		"heap 0   [################................] 512.0 MiB of weights in 1.0 GiB, "
 		"device-local\n"
-		"heap 1   [#...............................] 0.0 MiB of weights in 100.0 GiB\n"
-		"heap 2   [................................] 0.0 MiB of weights in 0.0 MiB\n"
+		"heap 1   [#...............................] 0.0 KiB of weights in 100.0 GiB\n"
+		"heap 2   [................................] 0.0 KiB of weights in 0.0 KiB\n"
 		"D device [DDDDDDDDDDD.....................]  33.0%  33.0 MiB in 2 allocations\n"
 		"P pinned [PPPPPPPPPP......................]  30.0%  30.0 MiB in 1 allocation\n"
 		"S staged [SSSSSSSSSS......................]  30.0%  30.0 MiB in 3 allocations\n"
@@ -56,7 +56,7 @@ static void test_picture(void **state)
 		"layer 10    -       -       D       -       -       -       1.0 MiB\n"
 		"\n"
 		"token_embd.weight                        D  1.0 MiB\n"
-		"blk.x?[31m                               D  0.0 MiB\n";
+		"blk.x?[31m                               D  0.0 KiB\n";
 	struct map_text m = {.tensors = tensors,
 		.n_tensors = ARRAY_SIZE(tensors),
 		.heaps = heaps,
@@ -84,7 +84,7 @@ static void test_nothing(void **state)
 	char *text = print(&m);
 
 	(void)state;
-	assert_string_equal(text, "total   0.0 MiB in 0 tensors\n");
+	assert_string_equal(text, "total   0.0 KiB in 0 tensors\n");
 	free(text);
 }
 

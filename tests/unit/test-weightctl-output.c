@@ -2,6 +2,7 @@
 #include "weightctl/output.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/manifest.h"
 #include "proto/weights-client.h"
@@ -15,7 +16,11 @@
 static void test_figures(void **state)
 {
 	(void)state;
-	assert_string_equal(figure_bytes(0).text, "0.0 MiB");
+	assert_string_equal(figure_bytes(0).text, "0.0 KiB");
+	assert_string_equal(figure_bytes(300).text, "0.3 KiB");
+	assert_string_equal(figure_bytes(100 << 10).text, "100.0 KiB");
+	assert_string_equal(figure_bytes((1 << 20) - 1).text, "1.0 MiB");
+	assert_string_equal(figure_bytes(1 << 20).text, "1.0 MiB");
 	assert_string_equal(figure_bytes(6276864).text, "6.0 MiB");
 	assert_string_equal(figure_bytes(1023u << 20).text, "1023.0 MiB");
 	assert_string_equal(figure_bytes((1u << 30) - 1).text, "1.0 GiB");
@@ -105,6 +110,30 @@ static struct weights_client_peer peers[] = {
 };
 static const struct weights_client_status status = {
 	.pid = 9, .build = none, .n_models = 1, .models = models, .n_peers = 3, .peers = peers};
+
+/* No command for the terminal gets through: neither by C0 nor, in UTF-8, by C1. */
+static void test_clean(void **state)
+{
+	char found[64] = "";
+	int pipes[2], saved = dup(STDOUT_FILENO);
+
+	(void)state;
+	assert_int_equal(pipe(pipes), 0);
+	fflush(stdout);
+	dup2(pipes[1], STDOUT_FILENO);
+	output_clean("a\x1b[2J\x7f"
+		     "b\xc2\x9b"
+		     "2J\xc2\x85\xc2\xa0\xc3\x9f");
+	output_clean(NULL);
+	fflush(stdout);
+	dup2(saved, STDOUT_FILENO);
+	ssize_t n = read(pipes[0], found, sizeof(found) - 1);
+	close(saved);
+	close(pipes[0]);
+	close(pipes[1]);
+	assert_true(n > 0);
+	assert_string_equal(found, "a?[2J?b?2J?\xc2\xa0\xc3\x9f");
+}
 
 static void test_sharing(void **state)
 {
@@ -218,6 +247,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_figures),
 		CASE(test_strings),
+		CASE(test_clean),
 		CASE(test_sharing),
 		CASE(test_status_json),
 		CASE(test_worker_json),

@@ -175,9 +175,24 @@ static void refuses_a_bad_welcome(void **state)
 	assert_non_null(strstr(e.text, "model"));
 	close(peer);
 
+	/* The connection itself is refused: before Hello is sent, or while it is waited for. */
+	open_peer(&fd);
+	reply_error(0, EBUSY, "all 64 client connections are taken");
+	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EBUSY);
+	assert_string_equal(e.text, "all 64 client connections are taken");
+	close(peer);
+
+	open_peer(&fd);
+	reply_error(0, EBUSY, "all 64 client connections are taken");
+	close(peer);
+	e = ERR_NULL;
+	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EBUSY);
+	assert_string_equal(e.text, "all 64 client connections are taken");
+
 	open_peer(&fd);
 	close(peer);
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -ECONNRESET);
+	assert_string_equal(e.text, "worker closed the connection");
 	assert_null(c);
 }
 
