@@ -348,7 +348,9 @@ static int measure(struct plan *p, struct err *ret_err)
 	fetch_reset_counters(stream_get_fetch(p->stream));
 	/* The bucket that was better, or the one behind those that were not. */
 	p->counters.stream_rows = is_better && bucket ? 1u << (bucket - 1) : 1u << bucket;
-	return r;
+	/* One row's commands are the slots' when it pays from the first. */
+	r = r ? r : prepare(p, 0, false, ret_err);
+	return r ? r : prepare(p, 0, true, ret_err);
 }
 
 /* For the plan's own graph alone: streamed steps have the experts in their slots. */

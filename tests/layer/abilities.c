@@ -185,6 +185,14 @@ static uint32_t add_extension(VkExtensionProperties *list, uint32_t n, bool is_o
 	return n + 1;
 }
 
+/* Besides what the variable names: a budget that the driver has is of its own heaps. */
+static bool is_hidden(const struct config *c, const char *name)
+{
+	if (c->has_heaps && !c->has_budget && !strcmp(name, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME))
+		return true;
+	return config_hides(c, name);
+}
+
 static VkResult list_shown(const struct dispatch_instance *i, VkPhysicalDevice physical,
 	uint32_t *ret_n, VkExtensionProperties **ret_list)
 {
@@ -200,7 +208,7 @@ static VkResult list_shown(const struct dispatch_instance *i, VkPhysicalDevice p
 	n = add_extension(list, n, c->dma_buf, VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME,
 		VK_EXT_EXTERNAL_MEMORY_DMA_BUF_SPEC_VERSION);
 	for (uint32_t at = 0; at < n; at++)
-		if (!config_hides(c, list[at].extensionName))
+		if (!is_hidden(c, list[at].extensionName))
 			list[n_kept++] = list[at];
 	*ret_n = n_kept;
 	*ret_list = list;

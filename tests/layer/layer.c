@@ -46,7 +46,8 @@
  *   driver's idea of their types.
  * WEIGHTD_LAYER_BUDGET=SIZE[-STEP]{;...}
  *   Offers VK_EXT_memory_budget: the budget of each heap in turn, less STEP with every query that
- *   asked for it. full is the heap's size, as for heaps that are not named.
+ *   asked for it. full is the heap's size, as for heaps that are not named. Without it heaps that
+ *   are simulated have no budget, even where the driver's own (Mesa 25) have one.
  * WEIGHTD_LAYER_HIDE=NAME{,...}
  *   Extensions, and features that weightd asks for, that the device is not to have.
  * WEIGHTD_LAYER_MAX_ALLOC=SIZE, WEIGHTD_LAYER_MAX_BUFFER=SIZE
