@@ -25,9 +25,9 @@ def check_refused(result, *words):
 class Served:
     """A weightd with a good model and a worker, to see that it goes on."""
 
-    def __init__(self, site):
+    def __init__(self, site, args=()):
         self.site = site
-        self.weightd = site.weightd({"good": harness.MODEL})
+        self.weightd = site.weightd({"good": harness.MODEL}, args)
         self.worker = site.worker("good")
         self.answer = self.ask()
         self.n_fds = self.weightd.n_fds()
@@ -86,7 +86,8 @@ def test_models_that_are_not_ours(site):
 
 
 def test_model_larger_than_the_device(site):
-    served = Served(site)
+    # Without the rule, what does not fit would be paged.
+    served = Served(site, ["--place", "*=device"])
     model = Gguf.read(harness.MODEL)
     n_ff = 1 << 20
     n_layers = 512

@@ -54,6 +54,7 @@ static float *compute(
 	assert_non_null(found);
 	on_device_check(kv_new(device, &kv_params, &e, &kv), &e, "kv");
 	on_device_check(plan_new(device, w, kv, &params, &e, &plan), &e, "plan");
+	assert_true(plan_get_n_dispatches(plan) > hp->n_layers);
 	assert_int_equal(kv_get_free_pages(kv), N_CTX * N_SLOTS / KV_PAGE_TOKENS);
 	on_device_check(kv_open(kv, &e, &slot), &e, "open");
 	on_device_check(kv_reserve(kv, slot, N_PROMPT + N_DECODED, &e), &e, "reserve");
@@ -210,6 +211,13 @@ static uint32_t all_paged(int layer, uint32_t index)
 static uint32_t some_staged(int layer, uint32_t index)
 {
 	return layer % 2 == 1 && index % 3 ? MANIFEST_PLACEMENT_STAGED : MANIFEST_PLACEMENT_DEVICE;
+}
+
+/* What the layers do not have. */
+static uint32_t head_staged(int layer, uint32_t index)
+{
+	(void)index;
+	return layer < 0 ? MANIFEST_PLACEMENT_STAGED : MANIFEST_PLACEMENT_DEVICE;
 }
 
 /* Every placement in every layer. */
@@ -377,6 +385,10 @@ static void test_measured(void **state)
 	place(&dense, all_staged);
 	check_same(&dense, 0, &c);
 	assert_true(c.stream_rows >= 1 && c.stream_rows <= 128);
+	/* Without a layer to measure, from one row on. */
+	place(&dense, head_staged);
+	check_same(&dense, 0, &c);
+	assert_int_equal(c.stream_rows, 1);
 }
 
 /* A plan for few rows of the dense model as it is placed, and a slot. */

@@ -17,6 +17,11 @@ enum { GENERATION = 7, PATTERN = 0x5eed, N_ALLOCS = 2 };
 
 /* What the next Acquire is answered with. */
 static struct weights_client_acquired offer;
+/*
+ * The exporter's own descriptors, open until its memory goes: in another process they would be out
+ * of the way, and validation 1.4 takes whatever gets the number of one that was closed for it.
+ */
+static int exported_fds[N_ALLOCS];
 
 int weights_client_acquire(struct weights_client *c, const char *model, const uint8_t *device_uuid,
 	const uint8_t *driver_uuid, struct err *ret_err,
@@ -88,13 +93,18 @@ static void make_offer(struct vk_device *d, struct vk_memory *ret_memories[N_ALL
 	for (uint32_t i = 0; i < N_ALLOCS; i++) {
 		ret_memories[i] = export_memory(d, block.allocs[i].n_bytes, &offer.allocs[i]);
 		offer.allocs[i].index = i;
+		exported_fds[i] = TAKE_FD(offer.allocs[i].fd);
+		offer.allocs[i].fd = fcntl(exported_fds[i], F_DUPFD_CLOEXEC, 0);
+		assert_true(offer.allocs[i].fd >= 0);
 	}
 }
 
 static void free_memories(struct vk_memory *memories[N_ALLOCS])
 {
-	for (uint32_t i = 0; i < N_ALLOCS; i++)
+	for (uint32_t i = 0; i < N_ALLOCS; i++) {
 		vk_memory_free(memories[i]);
+		cleanup_close(&exported_fds[i]);
+	}
 }
 
 static void test_attach(void **state)
