@@ -54,7 +54,8 @@ static int read_metadata(int fd, uint64_t n_file_bytes, struct err *e, struct gg
 		uint64_t n = n_want < n_file_bytes ? n_want : n_file_bytes;
 		uint8_t *grown = realloc(data, n);
 		if (!grown)
-			return -ENOMEM;
+			return err_set(
+				e, ENOMEM, "file: no memory for %" PRIu64 " bytes of metadata", n);
 		data = grown;
 		r = read_range(fd, e, data, n_have, n);
 		if (r < 0)

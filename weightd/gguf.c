@@ -144,14 +144,14 @@ static int parse_kv(struct gguf_cursor *c, struct gguf *g)
 		return r;
 	g->kv = calloc(g->n_kv + 1, sizeof(*g->kv));
 	if (!g->kv)
-		return -ENOMEM;
+		return err_set(c->err, ENOMEM, "file: no memory for %" PRIu64 " keys", g->n_kv);
 	for (uint64_t i = 0; i < g->n_kv && r == 0; i++)
 		r = parse_one_kv(c, i, &g->kv[i]);
 	if (r != 0)
 		return r;
 	g->kv_index = sort_index(g->n_kv, compare_kv, g->kv);
 	if (!g->kv_index)
-		return -ENOMEM;
+		return err_set(c->err, ENOMEM, "file: no memory for %" PRIu64 " keys", g->n_kv);
 	for (uint64_t i = 1; i < g->n_kv; i++) {
 		struct gguf_string key = g->kv[g->kv_index[i]].key;
 		if (compare_strings(g->kv[g->kv_index[i - 1]].key, key) == 0)
@@ -266,14 +266,16 @@ static int parse_tensors(struct gguf_cursor *c, struct gguf *g)
 		return r;
 	g->tensors = calloc(g->n_tensors + 1, sizeof(*g->tensors));
 	if (!g->tensors)
-		return -ENOMEM;
+		return err_set(
+			c->err, ENOMEM, "file: no memory for %" PRIu64 " tensors", g->n_tensors);
 	for (uint64_t i = 0; i < g->n_tensors && r == 0; i++)
 		r = parse_one_tensor(c, i, g->alignment, &g->tensors[i]);
 	if (r != 0)
 		return r;
 	g->tensor_index = sort_index(g->n_tensors, compare_tensors, g->tensors);
 	if (!g->tensor_index)
-		return -ENOMEM;
+		return err_set(
+			c->err, ENOMEM, "file: no memory for %" PRIu64 " tensors", g->n_tensors);
 	for (uint64_t i = 1; i < g->n_tensors; i++) {
 		struct gguf_string name = g->tensors[g->tensor_index[i]].name;
 		if (compare_strings(g->tensors[g->tensor_index[i - 1]].name, name) == 0)
@@ -312,7 +314,8 @@ static int check_overlaps(struct gguf_cursor *c, struct gguf *g)
 	uint32_t *index = sort_index(g->n_tensors, compare_offsets, g->tensors);
 
 	if (!index)
-		return -ENOMEM;
+		return err_set(
+			c->err, ENOMEM, "file: no memory for %" PRIu64 " tensors", g->n_tensors);
 	for (uint64_t i = 1; i < g->n_tensors; i++) {
 		const struct gguf_tensor *a = &g->tensors[index[i - 1]];
 		const struct gguf_tensor *b = &g->tensors[index[i]];
@@ -360,7 +363,7 @@ int gguf_parse(const uint8_t *data, uint64_t n_bytes, uint64_t n_file_bytes, str
 	};
 
 	if (!g)
-		return -ENOMEM;
+		return err_set(ret_err, ENOMEM, "file: no memory for %zu bytes", sizeof(*g));
 	if (n_file_bytes > INT64_MAX)
 		return err_set(
 			ret_err, EINVAL, "file: expected at most %" PRId64 " bytes", INT64_MAX);

@@ -57,7 +57,7 @@ static void outcome_on_failed(
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
 	err_prefix(&err, "model %s", model);
-	if (!data->is_own) /* else its one line is that of weightd's end */
+	if (!data->is_own || code == -ECANCELED) /* else its one line is that of weightd's end */
 		log_warn("%s", err.text);
 	outcome_answer(s, g->id, data, code, &err);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_FAILED,

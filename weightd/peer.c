@@ -7,11 +7,16 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/pidfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "proto/fdlist.h"
+#include "proto/util/log.h"
 #include "proto/wire.h"
 
 /* Linux 6.5; the C library's headers are older. */
@@ -21,6 +26,16 @@
 
 /* Packets of a peer that are thrown away at its end, so that its last answer reaches it. */
 enum { PEER_DRAIN_PACKETS = 256 };
+
+/* linux/magic.h, Linux 6.9: a pidfd has an inode of its own process. */
+#define PEER_PID_FS_MAGIC 0x50494446
+
+enum {
+	/* Waits until its process has read what it was sent: the first, and the longest. */
+	PEER_RETRY_US = 2000,
+	PEER_RETRY_MAX_US = 512000,
+	PEER_UNREAD_FDS_DIVISOR = 16, /* of the quota (RLIMIT_NOFILE): a process's share */
+};
 
 struct peer_packet {
 	TAILQ_ENTRY(peer_packet) entry;
@@ -41,6 +56,24 @@ static int peer_open_pidfd(int sock, int32_t pid)
 	return pid > 0 ? pidfd_open(pid, 0) : -1;
 }
 
+static uint64_t peer_get_process(int pidfd)
+{
+	struct statfs fs;
+	struct stat st;
+
+	if (pidfd < 0 || fstatfs(pidfd, &fs) < 0 || fs.f_type != PEER_PID_FS_MAGIC ||
+		fstat(pidfd, &st) < 0)
+		return 0;
+	return st.st_ino;
+}
+
+bool peer_is_same_process(const struct peer *a, const struct peer *b)
+{
+	if (a == b || (a->process && a->process == b->process))
+		return true;
+	return !a->process && !b->process && a->pid > 0 && a->pid == b->pid;
+}
+
 int peer_new(int fd, uint64_t id, struct peer **ret_peer)
 {
 	struct ucred cred;
@@ -57,6 +90,7 @@ int peer_new(int fd, uint64_t id, struct peer **ret_peer)
 	p->uid = cred.uid;
 	p->gid = cred.gid;
 	p->pidfd = peer_open_pidfd(fd, cred.pid);
+	p->process = peer_get_process(p->pidfd);
 	TAILQ_INIT(&p->queue);
 	*ret_peer = p;
 	return 0;
@@ -67,8 +101,10 @@ static void peer_drop_packet(struct peer *p, struct peer_packet *packet)
 	TAILQ_REMOVE(&p->queue, packet, entry);
 	p->n_queue_packets--;
 	p->n_queue_bytes -= packet->n_bytes;
-	if (packet->owns_fds)
+	if (packet->owns_fds) {
+		p->n_queue_owned -= packet->fds.n;
 		fdlist_fini(&packet->fds);
+	}
 	free(packet);
 }
 
@@ -84,20 +120,33 @@ static void peer_drain(struct peer *p)
 			break;
 }
 
-struct peer *peer_free(struct peer *p)
+static void peer_drop_queue(struct peer *p)
 {
 	struct peer_packet *packet;
 
-	if (!p)
-		return NULL;
-	peer_flush(p);
-	peer_drain(p);
 	while ((packet = TAILQ_FIRST(&p->queue)))
 		peer_drop_packet(p, packet);
+}
+
+void peer_finish(struct peer *p)
+{
+	p->is_broken = true;
+	peer_flush(p);
+	peer_drop_queue(p);
+}
+
+struct peer *peer_free(struct peer *p)
+{
+	if (!p)
+		return NULL;
+	peer_drop_queue(p);
+	peer_drain(p);
 	if (p->read_event)
 		event_free(p->read_event);
 	if (p->write_event)
 		event_free(p->write_event);
+	if (p->retry_event)
+		event_free(p->retry_event);
 	cleanup_close(&p->fd);
 	cleanup_close(&p->pidfd);
 	free(p);
@@ -128,14 +177,86 @@ void peer_break(struct peer *p, const char *format, ...)
 		event_active(p->read_event, EV_READ, 0);
 }
 
+/* A packet that the other end has not received counts as output until it has, or has closed. */
+static uint32_t peer_count_unread(struct peer *p)
+{
+	int n_bytes;
+
+	if (p->n_unread_fds && ioctl(p->fd, TIOCOUTQ, &n_bytes) == 0 && n_bytes == 0)
+		p->n_unread_fds = 0;
+	return p->n_unread_fds;
+}
+
+/* May so many descriptors go to the peer's process beside those that it has not read? */
+static bool peer_may_send_fds(struct peer *p, uint32_t n_fds)
+{
+	uint64_t n_max = PEER_MAX_UNREAD_FDS, n_unread;
+	struct rlimit limit;
+	struct peer *other;
+
+	if (n_fds == 0)
+		return true;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+		limit.rlim_cur / PEER_UNREAD_FDS_DIVISOR < n_max)
+		n_max = limit.rlim_cur / PEER_UNREAD_FDS_DIVISOR;
+	n_unread = peer_count_unread(p);
+	for (other = p->peers ? TAILQ_FIRST(p->peers) : NULL; other;
+		other = TAILQ_NEXT(other, entry))
+		if (other != p && other->n_unread_fds && peer_is_same_process(p, other))
+			n_unread += peer_count_unread(other);
+	return n_unread == 0 || n_unread + n_fds <= n_max;
+}
+
+/* Its socket may well be writable: the loop would spin on that. */
+static void peer_retry_later(struct peer *p)
+{
+	int us = p->retry_us ? p->retry_us * 2 : PEER_RETRY_US;
+
+	p->retry_us = us < PEER_RETRY_MAX_US ? us : PEER_RETRY_MAX_US;
+	const struct timeval timeout = {.tv_usec = p->retry_us};
+	if (p->write_event)
+		event_del(p->write_event);
+	if (p->retry_event && event_add(p->retry_event, &timeout) < 0)
+		peer_break(p, "%s", "out of memory");
+}
+
+static void peer_wait_for_refs(struct peer *p)
+{
+	static bool has_told;
+
+	if (!has_told)
+		log_warn("the kernel's quota of descriptors in flight is spent (%s): answers wait "
+			 "until peers read theirs",
+			strerror(ETOOMANYREFS));
+	has_told = true;
+	peer_retry_later(p);
+}
+
 void peer_flush(struct peer *p)
 {
 	struct peer_packet *packet;
 
+	if (p->retry_event && event_pending(p->retry_event, EV_TIMEOUT, NULL))
+		return;
 	while ((packet = TAILQ_FIRST(&p->queue))) {
-		int rc = wire_send(p->fd, packet->data, packet->n_bytes, &packet->fds);
-		if (rc == WIRE_AGAIN)
+		if (!peer_may_send_fds(p, packet->fds.n)) {
+			peer_retry_later(p);
 			return;
+		}
+		int rc = wire_send(p->fd, packet->data, packet->n_bytes, &packet->fds);
+		if (rc == WIRE_AGAIN) {
+			if (p->write_event && event_add(p->write_event, NULL) < 0)
+				peer_break(p, "%s", "out of memory");
+			return;
+		}
+		if (rc == -ETOOMANYREFS) {
+			peer_wait_for_refs(p);
+			return;
+		}
+		if (rc == 0)
+			p->n_unread_fds += packet->fds.n;
+		if (packet->fds.n)
+			p->retry_us = 0;
 		peer_drop_packet(p, packet);
 		if (rc < 0)
 			peer_break(p, "send: %s", strerror(-rc));
@@ -179,8 +300,6 @@ static void peer_queue_packet(struct peer *p, struct peer_packet *packet)
 	p->n_queue_packets++;
 	p->n_queue_bytes += packet->n_bytes;
 	peer_flush(p);
-	if (!TAILQ_EMPTY(&p->queue) && p->write_event && event_add(p->write_event, NULL) < 0)
-		peer_break(p, "%s", "out of memory");
 }
 
 void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds)
@@ -196,8 +315,14 @@ void peer_send_owned(
 {
 	struct peer_packet *packet = peer_make_packet(p, data, n_bytes, fds, n_fds);
 
+	if (packet && p->n_queue_owned + n_fds > PEER_MAX_QUEUE_OWNED) {
+		peer_break(p, "it does not read: %u descriptors wait", p->n_queue_owned);
+		free(packet);
+		packet = NULL;
+	}
 	if (packet) {
 		packet->owns_fds = true;
+		p->n_queue_owned += n_fds;
 		peer_queue_packet(p, packet);
 		return;
 	}

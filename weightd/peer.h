@@ -22,6 +22,10 @@ enum {
 	PEER_MAX_QUEUE_PACKETS = 4096,
 	PEER_MAX_PENDING = 64, /* requests whose answer waits for a load */
 	PEER_MAX_SOCKET_BYTES = 256,
+	/* Descriptors that a process has been sent and has not read: the kernel counts them all
+	 * against weightd's user (unix(7), ETOOMANYREFS). One packet goes out in any case. */
+	PEER_MAX_UNREAD_FDS = 256,
+	PEER_MAX_QUEUE_OWNED = 16, /* descriptors of a peer that weightd has open for it alone */
 };
 
 /* What a worker told about itself; see WorkerReport in weightd.proto. */
@@ -38,10 +42,11 @@ struct peer_packet;
 TAILQ_HEAD(peer_queue, peer_packet);
 
 struct peer {
-	uint64_t id; /* from 1, never used again */
-	int fd;      /* owned */
-	int pidfd;   /* owned; -1: the process cannot be watched */
-	int32_t pid; /* SO_PEERCRED at accept; 0: in a namespace that we cannot see */
+	uint64_t id;      /* from 1, never used again */
+	int fd;           /* owned */
+	int pidfd;        /* owned; -1: the process cannot be watched */
+	uint64_t process; /* the pidfd's inode, one a process from Linux 6.9 on; 0: unknown */
+	int32_t pid;      /* SO_PEERCRED at accept; 0: in a namespace that we cannot see */
 	uint32_t uid;
 	uint32_t gid;
 	uint32_t role; /* Role of weightd.proto */
@@ -55,6 +60,11 @@ struct peer {
 	void *userdata;           /* the server's */
 	struct event *read_event; /* made by the server */
 	struct event *write_event;
+	struct event *retry_event;     /* a timer that flushes */
+	const struct peer_list *peers; /* all there are, set by the server; NULL: itself */
+	int retry_us;                  /* the last wait */
+	uint32_t n_unread_fds;         /* sent, perhaps not read */
+	uint32_t n_queue_owned;
 	uint32_t n_queue_packets;
 	uint64_t n_queue_bytes;
 	struct peer_queue queue;
@@ -66,14 +76,24 @@ TAILQ_HEAD(peer_list, peer);
 /* A peer of an accepted socket, which it owns on success: credentials and pidfd are taken. */
 int must_check peer_new(int fd, uint64_t id, struct peer **ret_peer);
 
-/* Closes the connection; what waits is tried once. Accepts NULL; returns NULL. */
+/*
+ * What waits is tried once, then dropped. Before the leases of the peer end: borrowed descriptors
+ * are not looked at afterwards.
+ */
+void peer_finish(struct peer *p);
+
+/* Do both belong to one process? True for itself; false where nobody can tell. */
+bool peer_is_same_process(const struct peer *a, const struct peer *b);
+
+/* Closes the connection; what waits is dropped. Accepts NULL; returns NULL. */
 struct peer *peer_free(struct peer *p);
 
 struct peer *peer_find(const struct peer_list *peers, uint64_t id);
 
 /*
  * Sends a packet now or queues it. The descriptors are borrowed until it is sent: they are those of
- * a generation that this peer has a lease on. Marks the peer broken when that is not possible.
+ * a generation that this peer has a lease on. They leave no faster than its process reads them.
+ * Marks the peer broken when that is not possible.
  */
 void peer_send(struct peer *p, const void *data, uint32_t n_bytes, const int *fds, uint32_t n_fds);
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "proto/fdlist.h"
+#include "proto/unix-path.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
@@ -51,6 +52,9 @@ struct server {
 	uint32_t n_peers;
 	uint64_t last_peer;
 	int listen_fd;
+	struct unix_path_file socket_file;
+	bool has_socket_file; /* and removes it at the end */
+	bool is_ending;       /* a signal came */
 	int spare_fd;       /* given up to accept, and turn away, a peer when no other fd is left */
 	uint32_t n_loading; /* models of the command line */
 	int code;           /* of the first that failed */
@@ -65,6 +69,7 @@ static void server_close_peer(struct server *s, struct peer *p)
 			p->broken.text);
 	p->is_broken = true;
 	bool has_leases = registry_count_peer(service_get_registry(s->service), p->id) > 0;
+	peer_finish(p);
 	service_close(s->service, p, has_leases ? holders_add(s->holders, p) : 0);
 	TAILQ_REMOVE(&s->peers, p, entry);
 	s->n_peers--;
@@ -136,7 +141,10 @@ static int server_watch_peer(struct server *s, struct peer *p)
 	p->userdata = s;
 	p->read_event = event_new(s->base, p->fd, EV_READ | EV_PERSIST, server_on_readable, p);
 	p->write_event = event_new(s->base, p->fd, EV_WRITE | EV_PERSIST, server_on_writable, p);
-	if (!p->read_event || !p->write_event || event_add(p->read_event, &hello) < 0)
+	p->retry_event = event_new(s->base, -1, 0, server_on_writable, p);
+	p->peers = &s->peers;
+	if (!p->read_event || !p->write_event || !p->retry_event ||
+		event_add(p->read_event, &hello) < 0)
 		return -ENOMEM;
 	return 0;
 }
@@ -266,6 +274,7 @@ static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 
 	(void)signum;
 	(void)what;
+	s->is_ending = true;
 	event_base_loopbreak(s->base);
 }
 
@@ -284,7 +293,8 @@ static void server_on_own_load(int code, const struct err *err, void *userdata)
 {
 	struct server *s = userdata;
 
-	if (code < 0 && s->code == 0) {
+	/* Unloaded while it loaded: that was asked for. */
+	if (code < 0 && code != -ECANCELED && s->code == 0) {
 		s->code = code;
 		s->err = *err;
 		event_base_loopbreak(s->base);
@@ -300,14 +310,32 @@ static int server_watch_loader(struct server *s, uint32_t i)
 	return s->loader_events[i] && event_add(s->loader_events[i], NULL) == 0 ? 0 : -ENOMEM;
 }
 
-static int server_init_events(struct server *s)
+/* Before there is a socket: whenever a signal comes, the file is removed. */
+static int server_init_signals(struct server *s)
 {
 	static const int signals[] = {SIGTERM, SIGINT};
-	const struct timeval files = {.tv_sec = SERVER_FILES_SECONDS};
 
 	s->base = event_base_new();
 	if (!s->base)
 		return -ENOMEM;
+	for (unsigned i = 0; i < ARRAY_SIZE(signals); i++) {
+		s->signal_events[i] = evsignal_new(s->base, signals[i], server_on_signal, s);
+		if (!s->signal_events[i] || event_add(s->signal_events[i], NULL) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/* Did a signal come so far? While the server starts, nothing else has an event. */
+static bool server_is_ending(struct server *s)
+{
+	return event_base_loop(s->base, EVLOOP_NONBLOCK) < 0 || s->is_ending;
+}
+
+static int server_init_events(struct server *s)
+{
+	const struct timeval files = {.tv_sec = SERVER_FILES_SECONDS};
+
 	s->listen_event =
 		event_new(s->base, s->listen_fd, EV_READ | EV_PERSIST, server_on_accept, s);
 	s->files_event = event_new(s->base, -1, EV_PERSIST, server_on_files, s);
@@ -317,11 +345,6 @@ static int server_init_events(struct server *s)
 	for (uint32_t i = 0; i < s->params->n_devices; i++)
 		if (server_watch_loader(s, i) < 0)
 			return -ENOMEM;
-	for (unsigned i = 0; i < ARRAY_SIZE(signals); i++) {
-		s->signal_events[i] = evsignal_new(s->base, signals[i], server_on_signal, s);
-		if (!s->signal_events[i] || event_add(s->signal_events[i], NULL) < 0)
-			return -ENOMEM;
-	}
 	return holders_new(s->base, server_on_exit, s, &s->holders);
 }
 
@@ -333,7 +356,7 @@ static int server_start_loaders(struct server *s, struct err *ret_err)
 		.window_bytes = s->params->window_bytes,
 		.use_pread = s->params->use_pread};
 
-	for (uint32_t i = 0; i < s->params->n_devices; i++) {
+	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++) {
 		params.device = s->params->devices[i];
 		int rc = loader_new(&params, ret_err, &s->loaders[i]);
 		if (rc < 0)
@@ -361,19 +384,35 @@ static void server_probe(struct loader *l)
 	loader_set_probe(l, &probe);
 }
 
-static int server_init(struct server *s, struct err *ret_err)
+static int server_listen(struct server *s, struct err *ret_err)
 {
 	int rc = wire_listen(s->params->socket, geteuid() == 0 ? SERVER_MODE_ROOT : SERVER_MODE,
 		ret_err, &s->listen_fd);
 
+	if (rc == 0)
+		rc = unix_path_remember(s->params->socket, ret_err, &s->socket_file);
+	s->has_socket_file = rc == 0;
+	return rc;
+}
+
+/* Ends early, with is_ending set, when a signal comes. */
+static int server_init(struct server *s, struct err *ret_err)
+{
+	int rc = server_init_signals(s);
+
+	if (rc < 0)
+		return err_set(ret_err, -rc, "out of memory");
+	rc = server_listen(s, ret_err);
 	if (rc < 0)
 		return rc;
 	server_open_spare(s);
 	rc = server_start_loaders(s, ret_err);
 	if (rc < 0)
 		return rc;
-	for (uint32_t i = 0; i < s->params->n_devices; i++)
+	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++)
 		server_probe(s->loaders[i]);
+	if (s->is_ending)
+		return 0;
 	s->service_params = (struct service_params){.loaders = s->loaders,
 		.n_loaders = s->params->n_devices,
 		.peers = &s->peers,
@@ -401,6 +440,7 @@ static void server_fini(struct server *s)
 	struct peer *p;
 
 	while ((p = TAILQ_FIRST(&s->peers))) {
+		peer_finish(p);
 		TAILQ_REMOVE(&s->peers, p, entry);
 		peer_free(p);
 	}
@@ -416,8 +456,8 @@ static void server_fini(struct server *s)
 		server_free_event(s->signal_events[i]);
 	if (s->base)
 		event_base_free(s->base);
-	if (s->listen_fd >= 0)
-		unlink(s->params->socket);
+	if (s->has_socket_file)
+		unix_path_unlink(s->params->socket, &s->socket_file);
 	cleanup_close(&s->listen_fd);
 	cleanup_close(&s->spare_fd);
 }
@@ -456,11 +496,11 @@ int server_run(const struct server_params *params, struct err *ret_err)
 	s->spare_fd = -1;
 	TAILQ_INIT(&s->peers);
 	int rc = server_init(s, ret_err);
-	if (rc == 0)
+	if (rc == 0 && !s->is_ending)
 		rc = server_start_loads(s, ret_err);
 	if (rc < 0)
 		return rc;
-	if (event_base_dispatch(s->base) < 0)
+	if (!s->is_ending && event_base_dispatch(s->base) < 0)
 		return err_set(ret_err, EIO, "the event loop failed");
 	notify_stopping();
 	if (s->code < 0 && ret_err)

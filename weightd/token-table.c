@@ -211,7 +211,8 @@ static int list_specials(struct builder *b)
 	uint32_t *specials = calloc(b->t.n_vocab, sizeof(*specials)), n = 0;
 
 	if (!specials)
-		return -ENOMEM;
+		return err_set(b->err, ENOMEM, "vocabulary: no memory for %u special tokens",
+			b->t.n_vocab);
 	b->t.specials = specials;
 	for (uint32_t id = 0; id < b->t.n_vocab; id++) {
 		uint32_t type = b->t.tokens[id].type;
@@ -296,7 +297,8 @@ static int hash_merges(struct builder *b)
 		return 0;
 	b->scratch = malloc(merges->n_bytes + 1);
 	if (!b->scratch)
-		return -ENOMEM;
+		return err_set(b->err, ENOMEM,
+			"vocabulary: no memory for %" PRIu64 " bytes of merges", merges->n_bytes);
 	for (uint32_t rank = 0; r == 0 && gguf_next_string(merges, &at, &text); rank++) {
 		r = parse_merge(b, rank, text, &m);
 		if (r == 0)
@@ -322,7 +324,10 @@ static int allocate(struct builder *b)
 	t->hash = malloc(t->n_hash * sizeof(*t->hash));
 	t->merges = malloc(t->n_merges * sizeof(*t->merges));
 	b->raw = calloc((size_t)t->n_vocab + 1, sizeof(*b->raw));
-	return t->tokens && t->strings && t->hash && t->merges && b->raw ? 0 : -ENOMEM;
+	if (!t->tokens || !t->strings || !t->hash || !t->merges || !b->raw)
+		return err_set(b->err, ENOMEM, "vocabulary: no memory for %u tokens and %u merges",
+			t->n_vocab, t->n_merges);
+	return 0;
 }
 
 static int build(struct builder *b)

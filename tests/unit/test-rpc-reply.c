@@ -169,12 +169,71 @@ static void test_queue_goes_on(void **state)
 	peer_free(p);
 }
 
+/* A process that does not read gets no more descriptors than its share, and then all in order. */
+static void test_unread_fds_are_bounded(void **state)
+{
+	enum { N = 20, N_FDS = 50 };
+	static uint8_t data[WIRE_MAX_BYTES];
+	struct export *e = make_export(N_FDS - 1);
+	int sock;
+	struct peer *p = make_peer(&sock);
+
+	(void)state;
+	for (uint64_t i = 1; i <= N; i++)
+		rpc_reply_acquired(p, i, GENERATION, e, 0);
+	assert_false(p->is_broken);
+	assert_in_range(p->n_unread_fds, N_FDS, PEER_MAX_UNREAD_FDS);
+	assert_true(p->n_queue_packets >= N - PEER_MAX_UNREAD_FDS / N_FDS);
+	for (uint64_t i = 1; i <= N; i++) {
+		struct fdlist fds = FDLIST_NULL;
+		uint32_t n_bytes = 0;
+		int rc = wire_recv(sock, data, &n_bytes, &fds, NULL);
+		if (rc == WIRE_AGAIN) {
+			peer_flush(p);
+			rc = wire_recv(sock, data, &n_bytes, &fds, NULL);
+		}
+		assert_int_equal(rc, 0);
+		assert_int_equal(fds.n, N_FDS);
+		fdlist_fini(&fds);
+	}
+	assert_int_equal(p->n_queue_packets, 0);
+	peer_free(p);
+	close(sock);
+	export_free(e);
+}
+
+/* Borrowed descriptors are the loader's again once the leases end: nothing is sent behind that. */
+static void test_finish(void **state)
+{
+	static uint8_t data[WIRE_MAX_BYTES];
+	struct export *e = make_export(40);
+	int sock;
+	struct peer *p = make_peer(&sock);
+	struct fdlist fds = FDLIST_NULL;
+	uint32_t n_bytes;
+
+	(void)state;
+	for (uint64_t i = 1; i <= 20; i++)
+		rpc_reply_acquired(p, i, GENERATION, e, 0);
+	assert_true(p->n_queue_packets > 0);
+	peer_finish(p);
+	assert_int_equal(p->n_queue_packets, 0);
+	export_free(e);
+	while (wire_recv(sock, data, &n_bytes, &fds, NULL) == 0)
+		fdlist_fini(&fds);
+	peer_free(p);
+	assert_int_equal(wire_recv(sock, data, &n_bytes, &fds, NULL), WIRE_END);
+	close(sock);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_acquired_in_packets),
 		CASE(test_queue_is_bounded),
 		CASE(test_queue_goes_on),
+		CASE(test_unread_fds_are_bounded),
+		CASE(test_finish),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connections of one process that ends them while it lives: watched once. */
+#include "tests/case.h"
+
+#include <event2/event.h>
+#include <sys/socket.h>
+
+#include "weightd/holders.h"
+#include "weightd/peer.h"
+
+static void ignore_exit(uint64_t id, void *userdata)
+{
+	(void)id;
+	(void)userdata;
+}
+
+/* A connection of this process that comes and goes. pid: what is known of it. */
+static uint64_t add(struct holders *h, uint64_t id, bool has_pid, bool has_process)
+{
+	struct peer *p = NULL;
+	int pair[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(peer_new(pair[0], id, &p), 0);
+	if (!has_pid)
+		p->pid = 0;
+	if (!has_process)
+		p->process = 0;
+	uint64_t holder = holders_add(h, p);
+	peer_free(p);
+	close(pair[1]);
+	return holder;
+}
+
+static bool has_pidfs(void)
+{
+	struct peer *p = NULL;
+	int pair[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(peer_new(pair[0], 1, &p), 0);
+	bool has = p->process != 0;
+	peer_free(p);
+	close(pair[1]);
+	return has;
+}
+
+static void test_one_process(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct holders *h = NULL;
+
+	(void)state;
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &h), 0);
+	assert_int_equal(add(h, 1, true, false), 1);
+	assert_int_equal(add(h, 2, true, false), 1);
+	if (has_pidfs()) {
+		/* Told apart by its pidfd alone. */
+		assert_int_equal(add(h, 3, false, true), 3);
+		assert_int_equal(add(h, 4, false, true), 3);
+		assert_int_equal(add(h, 5, true, true), 3);
+	}
+	holders_free(h);
+	event_base_free(base);
+}
+
+/* Nothing tells them apart: there is a most. */
+static void test_unknown(void **state)
+{
+	enum { N = 300 };
+	struct event_base *base = event_base_new();
+	struct holders *h = NULL;
+	uint64_t n = 0;
+
+	(void)state;
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &h), 0);
+	for (uint64_t i = 1; i <= N; i++)
+		n += add(h, i, false, false) != 0;
+	assert_in_range(n, 1, N - 1);
+	assert_int_equal(add(h, N + 1, true, false), N + 1);
+	holders_free(h);
+	event_base_free(base);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(test_one_process),
+		CASE(test_unknown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
