@@ -63,6 +63,7 @@ static void cuts_long_text(void **state)
 	assert_null(strpbrk(e.text, "\x9b"));
 	assert_string_equal(e.text + strlen(e.text) - 4, "?...");
 	memset(name, 'x', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
 	assert_int_equal(err_set(&e, EINVAL, "%s", name), -EINVAL);
 
 	/* Prefixing a text that already fills the room cuts it again. */
