@@ -33,6 +33,19 @@ static inline int case_count_fds(void)
 	return n;
 }
 
+/* What is open now; those of before are the lowest of it, as a rule. */
+static inline void case_print_fds(void)
+{
+	char path[32], target[256];
+
+	for (int fd = 0; fd < 1024; fd++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		ssize_t n = readlink(path, target, sizeof(target));
+		if (n >= 0)
+			fprintf(stderr, "  %d: %.*s\n", fd, (int)n, target);
+	}
+}
+
 static inline int case_setup(void **state)
 {
 	(void)state;
@@ -49,6 +62,7 @@ static inline int case_teardown(void **state)
 	if (n != case_n_fds_before) {
 		fprintf(stderr, "file descriptors leaked: %d before, %d after\n", case_n_fds_before,
 			n);
+		case_print_fds();
 		return -1;
 	}
 	return 0;
