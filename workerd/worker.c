@@ -84,12 +84,26 @@ static bool worker_has_host_memory(const struct worker *w)
 	return false;
 }
 
+static uint64_t worker_get_expert_cache_bytes(const struct options *o)
+{
+	switch (o->expert_cache) {
+	case OPTIONS_EXPERT_CACHE_OFF: return 0;
+	case OPTIONS_EXPERT_CACHE_BYTES: return o->expert_cache_bytes;
+	case OPTIONS_EXPERT_CACHE_AUTO: break;
+	}
+	return EXPERT_CACHE_AUTO;
+}
+
 /* The chunk that was asked for, or less where the device has no memory for it. */
 static int worker_make_plan(struct worker *w, const struct options *o, struct err *ret_err)
 {
 	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
 	uint32_t n_rows = n_asked;
-	struct plan_params params = {.n_logit_rows = o->n_sessions, .stream_rows = o->stream_rows};
+	struct plan_params params = {
+		.n_logit_rows = o->n_sessions,
+		.stream_rows = o->stream_rows,
+		.n_expert_cache_bytes = worker_get_expert_cache_bytes(o),
+	};
 	int r;
 
 	if (!params.stream_rows && !worker_has_host_memory(w))
