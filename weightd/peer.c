@@ -147,6 +147,8 @@ struct peer *peer_free(struct peer *p)
 		event_free(p->write_event);
 	if (p->retry_event)
 		event_free(p->retry_event);
+	if (p->closed_event)
+		event_free(p->closed_event);
 	cleanup_close(&p->fd);
 	cleanup_close(&p->pidfd);
 	free(p);

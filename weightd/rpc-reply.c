@@ -13,11 +13,13 @@
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/access.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/service.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 /* What a packet's own fields need beside the rows: id, n_fds, lengths. */
@@ -388,8 +390,8 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 }
 
 /* One Model a name, in order of its first generation; generations newest last. */
-static Wd__Model **reply_make_models(
-	struct reply_arena *a, const struct service *s, bool with_allocations, size_t *ret_n)
+static Wd__Model **reply_make_models(struct reply_arena *a, const struct service *s,
+	const struct peer *p, bool with_allocations, size_t *ret_n)
 {
 	struct registry *r = service_get_registry(s);
 	uint32_t n_slots = service_get_foreign_slot(s) + 1;
@@ -402,6 +404,8 @@ static Wd__Model **reply_make_models(
 	for (uint32_t i = 0; i < n && !a->is_failed; i++) {
 		const struct registry_generation *g = registry_at(r, i);
 		size_t k = 0;
+		if (!access_shows(p->access, g->model))
+			continue;
 		while (k < n_models && strcmp(models[k].name, g->model))
 			k++;
 		if (k == n_models) {
@@ -426,7 +430,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Models models = WD__MODELS__INIT;
 
-	models.models = reply_make_models(&arena, s, false, &models.n_models);
+	models.models = reply_make_models(&arena, s, p, false, &models.n_models);
 	if (!models.models) {
 		peer_break(p, "%s", "out of memory");
 		return;
@@ -566,7 +570,7 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	struct reply_status r = {.peer = p, .request = request, .status = &status};
 	uint64_t now_ns = service_now_ns();
 	size_t n_models = 0;
-	Wd__Model **models = reply_make_models(&arena, s, true, &n_models);
+	Wd__Model **models = reply_make_models(&arena, s, p, true, &n_models);
 	const struct peer *other;
 
 	status.pid = getpid();
@@ -581,6 +585,8 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
 	{
+		if (!shown_peer(p, other))
+			continue;
 		Wd__Peer *row =
 			arena.is_failed ? NULL : reply_make_peer(&arena, registry, other, now_ns);
 		if (!row)
