@@ -15,6 +15,7 @@
 #include "proto/wire.h"
 #include "weightd/access.h"
 #include "weightd/export.h"
+#include "weightd/lease-index.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
@@ -461,10 +462,11 @@ static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct p
 	return m;
 }
 
-static Wd__Peer *reply_make_peer(
-	struct reply_arena *a, struct registry *r, const struct peer *p, uint64_t now_ns)
+static Wd__Peer *reply_make_peer(struct reply_arena *a, struct registry *r,
+	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
 {
-	uint32_t n = registry_count_peer(r, p->id);
+	const struct registry_lease *const *leases;
+	uint32_t n = lease_index_find(index, p->id, &leases);
 	Wd__Peer *m = reply_alloc(a, 1, sizeof(*m));
 	Wd__Lease *rows = reply_alloc(a, n, sizeof(*rows));
 	Wd__Lease **at = reply_alloc(a, n, sizeof(*at));
@@ -477,10 +479,8 @@ static Wd__Peer *reply_make_peer(
 	m->gid = p->gid;
 	m->role = (Wd__Role)p->role;
 	m->leases = at;
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
-		const struct registry_lease *l = registry_lease_at(r, i);
-		if (l->is_hold || l->peer != p->id)
-			continue;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct registry_lease *l = leases[i];
 		Wd__Lease *lease = at[m->n_leases] = &rows[m->n_leases];
 		m->n_leases++;
 		wd__lease__init(lease);
@@ -572,7 +572,10 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	size_t n_models = 0;
 	Wd__Model **models = reply_make_models(&arena, s, p, true, &n_models);
 	const struct peer *other;
+	_cleanup_(lease_index_fini)
+	struct lease_index index = {0};
 
+	arena.is_failed |= lease_index_init(registry, &index) < 0;
 	status.pid = getpid();
 	status.build = (char *)WEIGHTD_VERSION;
 	status.uptime_ns = service_get_uptime_ns(s);
@@ -587,8 +590,9 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	{
 		if (!shown_peer(p, other))
 			continue;
-		Wd__Peer *row =
-			arena.is_failed ? NULL : reply_make_peer(&arena, registry, other, now_ns);
+		Wd__Peer *row = arena.is_failed
+					? NULL
+					: reply_make_peer(&arena, registry, &index, other, now_ns);
 		if (!row)
 			break;
 		reply_status_reserve(&r, wd__peer__get_packed_size(row));
