@@ -97,17 +97,20 @@ def run_in_container(site, socket, argv):
 
 def find_worker(pid):
     """The pid, outside, of the workerd somewhere below a process."""
-    family = {pid}
-    for other in sorted(int(x) for x in os.listdir("/proc") if x.isdigit()):
+    children = {}
+    for other in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{other}/stat", encoding="utf-8", errors="replace") as f:
                 name, rest = f.read().split("(", 1)[1].rsplit(")", 1)
         except OSError:
             continue  # gone
-        if int(rest.split()[1]) in family:
-            family.add(other)
+        children.setdefault(int(rest.split()[1]), []).append((int(other), name))
+    family = [pid]
+    for parent in family:
+        for child, name in children.get(parent, []):
             if name == "workerd":
-                return other
+                return child
+            family.append(child)
     return None
 
 
@@ -125,7 +128,7 @@ class Sidecar(harness.Daemon):
             os.close(fd)
         self.pid = find_worker(self.process.pid)
         check(self.pid, f"no workerd in the container of {name}")
-        self.socket = f"/proc/{self.pid}/root/tmp/w.sock"
+        self.socket = os.path.join("/proc", str(self.pid), "root", "tmp", "w.sock")
 
     def signal(self, signum):
         os.kill(self.pid, signum)
