@@ -16,6 +16,7 @@
 struct access;
 struct event;
 struct event_base;
+struct leftover;
 struct pace;
 
 enum {
@@ -74,6 +75,7 @@ struct peer {
 	struct event *write_event;
 	struct event *retry_event;     /* a timer that flushes */
 	const struct peer_list *peers; /* all there are, set by the server; NULL: itself */
+	struct leftover *leftover;     /* of those that were dropped, set by the server; or NULL */
 	int retry_us;                  /* the last wait */
 	uint32_t n_unread_fds;         /* sent, perhaps not read */
 	uint32_t n_queue_owned;
@@ -111,7 +113,10 @@ void peer_finish(struct peer *p);
 /* Do both belong to one process? True for itself; false where nobody can tell. */
 bool peer_is_same_process(const struct peer *a, const struct peer *b);
 
-/* Closes the connection; what waits is dropped. Accepts NULL; returns NULL. */
+/* Is anything on the way that the other end of the socket has not received, and not closed on? */
+bool peer_has_unread(int fd);
+
+/* Ends the connection; what waits is dropped. Accepts NULL; returns NULL. */
 struct peer *peer_free(struct peer *p);
 
 struct peer *peer_find(const struct peer_list *peers, uint64_t id);

@@ -16,6 +16,7 @@
 #include "vk/probe.h"
 #include "weightd/access.h"
 #include "weightd/holders.h"
+#include "weightd/leftover.h"
 #include "weightd/listener.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
@@ -34,7 +35,7 @@ enum {
 	SERVER_MODE_ROOT = 0660,    /* the group decides who may connect */
 	SERVER_MODE = 0600,
 	SERVER_FDS_A_PEER = 4, /* of the limit: two of its own, and as many for everything else */
-	SERVER_FILES_SECONDS = 1, /* between looks at the files whose pages are in use */
+	SERVER_FILES_SECONDS = 1, /* between looks at files whose pages are in use, and the like */
 };
 
 struct server {
@@ -49,6 +50,7 @@ struct server {
 	struct service *service;
 	struct holders *holders;
 	struct peer_list peers;
+	struct leftover *leftover;
 	struct access accesses[1 + SERVER_MAX_LISTENS]; /* --socket's first */
 	struct listener *listeners[1 + SERVER_MAX_LISTENS];
 	bool is_ending;     /* a signal came */
@@ -174,6 +176,7 @@ static int server_watch_peer(struct server *s, struct peer *p)
 	p->write_event = event_new(s->base, p->fd, EV_WRITE | EV_PERSIST, server_on_writable, p);
 	p->retry_event = event_new(s->base, -1, 0, server_on_writable, p);
 	p->peers = &s->peers;
+	p->leftover = s->leftover;
 	if (!p->read_event || !p->write_event || !p->retry_event)
 		return -ENOMEM;
 	server_watch_reads(p);
@@ -207,6 +210,7 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	leftover_prune(s->leftover);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -293,7 +297,8 @@ static int server_init_events(struct server *s)
 	for (uint32_t i = 0; i < s->params->n_devices; i++)
 		if (server_watch_loader(s, i) < 0)
 			return -ENOMEM;
-	return holders_new(s->base, server_on_exit, s, &s->holders);
+	int rc = leftover_new(&s->leftover);
+	return rc < 0 ? rc : holders_new(s->base, server_on_exit, s, &s->holders);
 }
 
 static int server_start_loaders(struct server *s, struct err *ret_err)
@@ -420,6 +425,7 @@ static void server_fini(struct server *s)
 		pace_forget(p->pace, p);
 		peer_free(p);
 	}
+	leftover_free(s->leftover);
 	holders_free(s->holders);
 	service_free(s->service);
 	server_free_event(s->files_event);
