@@ -24,7 +24,9 @@ struct vk_device;
 struct load_abilities {
 	bool imports_memfd;      /* of memfds, read-write */
 	bool imports_file[2][2]; /* of files: [in memory][read-write] */
-	bool exports_host; /* host-visible memory leaves as opaque descriptors, and comes in */
+	/* Host-visible memory leaves as such descriptors, and comes in; dma-bufs are preferred. */
+	bool exports_host_fd;
+	bool exports_host_dma_buf;
 };
 
 struct load_params {

@@ -12,7 +12,9 @@
 
 #include "vk/memory.h"
 #include "weightd/export.h"
+#include "weightd/host-memory.h"
 #include "weightd/load.h"
+#include "weightd/policy.h"
 #include "weightd/source.h"
 
 enum {
@@ -22,7 +24,9 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source; /* a reference */
+	struct source *source;         /* a reference */
+	struct loader_window *windows; /* of a copy, owned; NULL: a load */
+	uint32_t n_windows;
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -189,6 +193,48 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	r->load_ns = loader_now_ns() - start;
 }
 
+/* Windows may overlap by a page; that is not worth telling apart. */
+static int loader_check_room(
+	const struct loader *l, const struct loader_job *job, struct err *ret_err)
+{
+	uint64_t used = atomic_load(&l->params.account->n_staged_bytes), n_bytes = 0;
+	uint64_t room = host_memory_get_free();
+	uint64_t budget = l->params.policy->host_budget;
+	uint64_t left = budget > used ? budget - used : 0;
+
+	if (budget && left < room)
+		room = left;
+	for (uint32_t i = 0; i < job->n_windows; i++)
+		if (__builtin_add_overflow(n_bytes, job->windows[i].n_bytes, &n_bytes))
+			return err_set(ret_err, EOVERFLOW, "copy of the file: its bytes overflow");
+	if (n_bytes > room)
+		return err_set(ret_err, ENOMEM,
+			"copy of the file: wanted %llu bytes of host memory, found %llu",
+			(unsigned long long)n_bytes, (unsigned long long)room);
+	return 0;
+}
+
+static void loader_run_copy(struct loader *l, struct loader_job *job)
+{
+	struct loader_result *r = &job->result;
+	uint64_t start = loader_now_ns();
+	int rc = loader_check_room(l, job, &r->err);
+
+	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
+		rc = source_copy(job->source, job->windows[i].offset, job->windows[i].n_bytes,
+			l->params.use_pread, &r->err);
+		r->loaded_bytes += job->windows[i].n_bytes;
+		if (rc == 0 && atomic_load(&l->is_given_up))
+			rc = err_set(&r->err, ECANCELED, "the copy was given up");
+	}
+	if (rc == 0)
+		rc = source_check(job->source, &r->err);
+	job->source = source_unref(job->source);
+	r->kind = LOADER_COPIED;
+	r->code = rc;
+	r->load_ns = loader_now_ns() - start;
+}
+
 /* One thing to do, under the mutex, which is given up meanwhile. False: nothing to do. */
 static bool loader_step(struct loader *l)
 {
@@ -213,7 +259,10 @@ static bool loader_step(struct loader *l)
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);
-		loader_run_job(l, job, used, &abilities);
+		if (job->windows)
+			loader_run_copy(l, job);
+		else
+			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
 		l->running = 0;
 		if (job->result.export)
@@ -323,6 +372,7 @@ static void loader_free_jobs(struct loader_jobs *jobs)
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
 		source_unref(job->source);
+		free(job->windows);
 		free(job);
 	}
 }
@@ -380,7 +430,8 @@ void loader_set_probe(struct loader *l, const struct vk_probe *probe)
 		.imports_memfd = k[VK_PROBE_MEMFD].is_ok,
 		.imports_file = {{k[VK_PROBE_DISK_READ_ONLY].is_ok, k[VK_PROBE_DISK].is_ok},
 			{k[VK_PROBE_TMPFS_READ_ONLY].is_ok, k[VK_PROBE_TMPFS].is_ok}},
-		.exports_host = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_fd = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_dma_buf = k[VK_PROBE_DMA_BUF_HOST].is_ok,
 	};
 	pthread_mutex_unlock(&l->mutex);
 }
@@ -390,15 +441,9 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
-	struct err *ret_err)
+static int loader_add_job(
+	struct loader *l, struct loader_job *job, struct source *source, struct err *ret_err)
 {
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->result.generation = generation;
-	job->result.is_foreign = is_foreign;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
@@ -410,8 +455,39 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 	pthread_mutex_unlock(&l->mutex);
 	if (!is_full)
 		return 0;
+	free(job->windows);
 	free(job);
 	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+}
+
+int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
+	struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->result.generation = generation;
+	job->result.is_foreign = is_foreign;
+	return loader_add_job(l, job, source, ret_err);
+}
+
+int loader_copy(struct loader *l, uint64_t generation, struct source *source,
+	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->windows = calloc(n_windows, sizeof(*windows));
+	if (!job->windows) {
+		free(job);
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	}
+	memcpy(job->windows, windows, n_windows * sizeof(*windows));
+	job->n_windows = n_windows;
+	job->result.generation = generation;
+	return loader_add_job(l, job, source, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -427,7 +503,7 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	if (job) {
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
-		job->result.kind = LOADER_FAILED;
+		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;
 		job->result.code = err_set(&job->result.err, ECANCELED, "the load was given up");
 		TAILQ_INSERT_TAIL(&l->done, job, entry);
 		loader_tell(l);
@@ -465,8 +541,10 @@ bool loader_take_result(struct loader *l, struct loader_result *ret_result)
 		is_there = false;
 	}
 	pthread_mutex_unlock(&l->mutex);
-	if (job)
+	if (job) {
 		source_unref(job->source);
+		free(job->windows);
+	}
 	free(job);
 	return is_there;
 }

@@ -63,6 +63,29 @@ static int rpc_hello(const struct rpc_call *call, struct err *ret_err)
 	return 0;
 }
 
+/* Each type once at most, so that there are never more than types. */
+static int rpc_read_importer(
+	const Wd__Acquire *m, struct err *ret_err, struct export_importer *ret_importer)
+{
+	struct export_importer importer;
+
+	export_init_importer(&importer, m->handle_types);
+	for (size_t i = 0; i < m->n_refusals; i++) {
+		uint32_t type = (uint32_t)m->refusals[i]->handle_type;
+
+		if (type == 0 || type >= EXPORT_N_HANDLES ||
+			importer.refused_from[type] != UINT32_MAX ||
+			m->refusals[i]->index == UINT32_MAX)
+			return err_set(ret_err, EINVAL,
+				"Acquire: refusals: expected each of the handle types 1 to %d at "
+				"most once, with an index, found type %u, index %u",
+				EXPORT_N_HANDLES - 1, type, m->refusals[i]->index);
+		importer.refused_from[type] = m->refusals[i]->index;
+	}
+	*ret_importer = importer;
+	return 0;
+}
+
 static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
 {
 	const Wd__Acquire *m = call->request->acquire;
@@ -74,11 +97,15 @@ static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
 		return err_set(ret_err, EINVAL,
 			"Acquire: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
 			m->device_uuid.len, m->driver_uuid.len);
+	struct export_importer importer;
+	rc = rpc_read_importer(m, ret_err, &importer);
+	if (rc < 0)
+		return rc;
 	const struct acquire_params params = {.request = call->request->id,
 		.model = m->model,
 		.device_uuid = m->device_uuid.data,
 		.driver_uuid = m->driver_uuid.data,
-		.handle_types = m->handle_types};
+		.importer = importer};
 	return acquire_begin(call->service, call->peer, &params, ret_err);
 }
 

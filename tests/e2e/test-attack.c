@@ -2,6 +2,7 @@
 /* While somebody attacks one tenant's socket, the others are served. */
 #include "tests/e2e/listen-site.h"
 
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -80,6 +81,7 @@ static pid_t attack(const struct site *s, attack_fn fn)
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		alarm(50);
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fn(s, tell[1]);
 		_exit(1);
 	}
@@ -342,6 +344,12 @@ static void test_connections(void **state)
 	expect_end(sock);
 	for (unsigned i = 0; i < ARRAY_SIZE(socks); i++)
 		close(socks[i]);
+	/* On the owner's socket too: its group has half of what there is, and tenants theirs. */
+	pid_t own = attack(&s, hold_connections);
+	run_as(STRANGER, 0, -1, is_served, &s);
+	check_served(&s, "b", "10,000 connections to the owner's socket");
+	run_as(STRANGER, STRANGER, -1, is_served, &a);
+	end_attack(own);
 	/* Ten thousand refusals are a few lines. */
 	assert_true(count_lines(site_log(&s)) < 200);
 	end_attack(pid);
@@ -368,21 +376,22 @@ static void hold_many(const struct site *s, int tell)
 	hold_leases(s, tell, N_MANY - N_FEW);
 }
 
-/* The median of the time that a Status takes. */
+/* The least time that a Status takes: other processes only ever add to it. */
 static double time_status(const struct site *s)
 {
 	struct weights_client *c = connect_client(s);
-	double ms[21];
+	double least_ms = 1e9;
 
-	for (unsigned i = 0; i < ARRAY_SIZE(ms); i++) {
+	for (int i = 0; i < 60; i++) {
 		double start_ms = now_ms();
 		struct weights_client_status status = get_status(c);
-		ms[i] = now_ms() - start_ms;
+		double ms = now_ms() - start_ms;
+		least_ms = ms < least_ms ? ms : least_ms;
 		weights_client_status_fini(&status);
+		usleep(1000);
 	}
-	qsort(ms, ARRAY_SIZE(ms), sizeof(ms[0]), compare_ms);
 	weights_client_free(c);
-	return ms[ARRAY_SIZE(ms) / 2];
+	return least_ms;
 }
 
 /* A Status that grows with the square of the peers would keep everybody waiting. */
@@ -402,7 +411,7 @@ static void test_status_of_many(void **state)
 	printf("# Status of %d peers with two leases each: %.2f ms, of %d: %.2f ms\n", N_FEW,
 		few_ms, N_MANY, many_ms);
 	/* Four times as many take four times as long, and not sixteen times. */
-	assert_true(many_ms < 8 * few_ms);
+	assert_true(many_ms < 7 * few_ms);
 	check_served(&s, "b", "880 peers with leases");
 	end_attack(few);
 	end_attack(many);

@@ -330,6 +330,44 @@ static void accepts_other_handles(void **state)
 	}
 }
 
+/* Acquire says what was refused: of each handle type the lowest index, and nothing before. */
+static void tells_refusals(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct lease_packet packet = {
+		.id = 2, .generation = 5, .n_allocs = 1, .has_manifest = true};
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+	struct fdlist fds;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		packet.id = 2 + i;
+		send_lease(&packet);
+		if (weights_client_acquire(c, "m", weights_peer_uuid, weights_peer_uuid, &e, &a))
+			fail_msg("%s", e.text);
+		Wd__Request *r = weights_peer_take(&fds);
+		assert_int_equal(r->acquire->n_refusals, 2 * i);
+		if (i == 1) {
+			assert_int_equal(
+				r->acquire->refusals[0]->handle_type, WEIGHTS_CLIENT_MEMFD);
+			assert_int_equal(r->acquire->refusals[0]->index, 0);
+			assert_int_equal(r->acquire->refusals[1]->handle_type, WEIGHTS_CLIENT_FILE);
+			assert_int_equal(r->acquire->refusals[1]->index, 17);
+		}
+		wd__request__free_unpacked(r, NULL);
+		weights_client_acquired_fini(&a);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 17), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 18), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 9), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 0), 0);
+		assert_int_equal(weights_client_add_refusal(c, 0, 1), -EINVAL);
+		assert_int_equal(
+			weights_client_add_refusal(c, WEIGHTS_CLIENT_N_HANDLES, 1), -EINVAL);
+	}
+	weights_peer_close(c);
+}
+
 static void describes(void **state)
 {
 	struct weights_client *c = weights_peer_client();
@@ -626,6 +664,7 @@ int main(void)
 		CASE(acquires_over_several_packets),
 		CASE(refuses_a_broken_lease),
 		CASE(accepts_other_handles),
+		CASE(tells_refusals),
 		CASE(describes),
 		CASE(refuses_a_broken_second_packet),
 		CASE(refuses_broken_packets),
