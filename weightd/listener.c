@@ -27,7 +27,7 @@ struct listener {
 	struct listener_params params;
 	struct event *event;
 	struct pace *pace;
-	uint64_t last_peer;
+	uint64_t last_id;
 	int fd;
 	int spare_fd; /* given up to accept, and turn away, a peer when no other fd is left */
 	struct unix_path_file file;
@@ -105,12 +105,17 @@ static void listener_log_refusal(struct listener *l, const struct peer *p, const
 	l->n_unlogged = 0;
 }
 
+uint64_t listener_take_id(struct listener *l)
+{
+	return peer_make_id(l->params.socket, ++l->last_id);
+}
+
 /* Takes fd. refusal: NULL, or why nobody can be served now. */
 static void listener_add_peer(struct listener *l, int fd, const char *refusal)
 {
 	struct err err = ERR_NULL;
 	struct peer *p;
-	int rc = peer_new(fd, peer_make_id(l->params.socket, ++l->last_peer), &p);
+	int rc = peer_new(fd, listener_take_id(l), &p);
 
 	if (rc < 0) {
 		close(fd);

@@ -43,6 +43,9 @@ int must_check listener_new(
 /* From here on connections are accepted; until then they wait. */
 int must_check listener_start(struct listener *l);
 
+/* An id that no peer of the socket has or will have. */
+uint64_t listener_take_id(struct listener *l);
+
 /* After its peers. Removes the socket's file if it still is there. Accepts NULL; returns NULL. */
 struct listener *listener_free(struct listener *l);
 
