@@ -9,7 +9,9 @@
 #include "proto/util/err.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
+#include "weightd/quota.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 
 /* A condition of acquire_try: not yet. */
 enum { ACQUIRE_WAIT = 1 };
@@ -136,6 +138,14 @@ static int acquire_copy_windows(struct service *s, const struct registry_generat
 	return ACQUIRE_WAIT;
 }
 
+/* For the quota: the size of the model, whichever devices it is resident for. */
+static uint64_t acquire_get_bytes(const void *generation)
+{
+	const struct service_generation *data = generation;
+
+	return data->residencies[0].export ? data->residencies[0].export->weights_bytes : 0;
+}
+
 /* Answers the peer and returns 0; ACQUIRE_WAIT; or -errno with the refusal. */
 static int acquire_try(
 	struct service *s, struct peer *p, const struct service_wait *w, struct err *ret_err)
@@ -149,6 +159,10 @@ static int acquire_try(
 		g = acquire_find_ready(s, w->model);
 	if (g) {
 		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
+		rc = quota_check_lease(
+			s->registry, s->params->peers, p, g->id, acquire_get_bytes, ret_err);
+		if (rc < 0)
+			return rc;
 		if (!e)
 			rc = acquire_make_resident(s, g, w->slot, ret_err);
 		else
@@ -160,7 +174,8 @@ static int acquire_try(
 	}
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
 	if (rc)
-		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT : rc;
+		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT
+					   : shown_refuse(s->registry, p, w->model, rc, ret_err);
 	rpc_reply_acquired(p, w->request, id, e, &w->importer);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,

@@ -13,12 +13,15 @@
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/access.h"
 #include "weightd/export.h"
+#include "weightd/lease-index.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/reply-arena.h"
 #include "weightd/service.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 /* What a packet's own fields need beside the rows: id, n_fds, lengths. */
@@ -371,8 +374,8 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 }
 
 /* One Model a name, in order of its first generation; generations newest last. */
-static Wd__Model **reply_make_models(
-	struct reply_arena *a, const struct service *s, bool with_allocations, size_t *ret_n)
+static Wd__Model **reply_make_models(struct reply_arena *a, const struct service *s,
+	const struct peer *p, bool with_allocations, size_t *ret_n)
 {
 	struct registry *r = service_get_registry(s);
 	uint32_t n_slots = service_get_foreign_slot(s) + 1;
@@ -385,6 +388,8 @@ static Wd__Model **reply_make_models(
 	for (uint32_t i = 0; i < n && !a->is_failed; i++) {
 		const struct registry_generation *g = registry_at(r, i);
 		size_t k = 0;
+		if (!access_shows(p->access, g->model))
+			continue;
 		while (k < n_models && strcmp(models[k].name, g->model))
 			k++;
 		if (k == n_models) {
@@ -409,7 +414,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Models models = WD__MODELS__INIT;
 
-	models.models = reply_make_models(&arena, s, false, &models.n_models);
+	models.models = reply_make_models(&arena, s, p, false, &models.n_models);
 	if (!models.models) {
 		peer_break(p, "%s", "out of memory");
 		return;
@@ -440,10 +445,11 @@ static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct p
 	return m;
 }
 
-static Wd__Peer *reply_make_peer(
-	struct reply_arena *a, struct registry *r, const struct peer *p, uint64_t now_ns)
+static Wd__Peer *reply_make_peer(struct reply_arena *a, struct registry *r,
+	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
 {
-	uint32_t n = registry_count_peer(r, p->id);
+	const struct registry_lease *const *leases;
+	uint32_t n = lease_index_find(index, p->id, &leases);
 	Wd__Peer *m = reply_arena_alloc(a, 1, sizeof(*m));
 	Wd__Lease *rows = reply_arena_alloc(a, n, sizeof(*rows));
 	Wd__Lease **at = reply_arena_alloc(a, n, sizeof(*at));
@@ -456,10 +462,8 @@ static Wd__Peer *reply_make_peer(
 	m->gid = p->gid;
 	m->role = (Wd__Role)p->role;
 	m->leases = at;
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
-		const struct registry_lease *l = registry_lease_at(r, i);
-		if (l->is_hold || l->peer != p->id)
-			continue;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct registry_lease *l = leases[i];
 		Wd__Lease *lease = at[m->n_leases] = &rows[m->n_leases];
 		m->n_leases++;
 		wd__lease__init(lease);
@@ -549,9 +553,12 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	struct reply_status r = {.peer = p, .request = request, .status = &status};
 	uint64_t now_ns = service_now_ns();
 	size_t n_models = 0;
-	Wd__Model **models = reply_make_models(&arena, s, true, &n_models);
+	Wd__Model **models = reply_make_models(&arena, s, p, true, &n_models);
 	const struct peer *other;
+	_cleanup_(lease_index_fini)
+	struct lease_index index = {0};
 
+	arena.is_failed |= lease_index_init(registry, &index) < 0;
 	status.pid = getpid();
 	status.build = (char *)WEIGHTD_VERSION;
 	status.uptime_ns = service_get_uptime_ns(s);
@@ -564,8 +571,11 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
 	{
-		Wd__Peer *row =
-			arena.is_failed ? NULL : reply_make_peer(&arena, registry, other, now_ns);
+		if (!shown_peer(p, other))
+			continue;
+		Wd__Peer *row = arena.is_failed
+					? NULL
+					: reply_make_peer(&arena, registry, &index, other, now_ns);
 		if (!row)
 			break;
 		reply_status_reserve(&r, wd__peer__get_packed_size(row));

@@ -12,6 +12,7 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 uint64_t service_now_ns(void)
@@ -93,7 +94,7 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->is_watching)
+	if (p->is_watching && shown_event(p, event->model, event->pid))
 		rpc_reply_event(p, event);
 }
 

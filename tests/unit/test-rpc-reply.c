@@ -13,6 +13,7 @@
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
 #include "weightd/export.h"
+#include "weightd/leftover.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
@@ -328,6 +329,57 @@ static void test_unread_fds_are_bounded(void **state)
 }
 
 /* Borrowed descriptors are the loader's again once the leases end: nothing is sent behind that. */
+/* What a connection left unread when it was dropped is its process's share until it is read. */
+static void test_unread_fds_of_the_dropped(void **state)
+{
+	enum { N_FDS = 50 };
+	static uint8_t data[WIRE_MAX_BYTES];
+	struct export *e = make_export(N_FDS - 1);
+	struct leftover *leftover = NULL;
+	int dropped, sock, n_read = 0;
+	struct peer *p = make_peer(&dropped), *next = make_peer(&sock);
+	struct fdlist fds = FDLIST_NULL;
+	uint32_t n_bytes;
+
+	(void)state;
+	assert_int_equal(leftover_new(&leftover), 0);
+	p->leftover = leftover;
+	next->leftover = leftover;
+	for (uint64_t i = 1; i <= 20; i++)
+		rpc_reply_acquired(p, i, GENERATION, e, 0);
+	uint32_t n_unread = p->n_unread_fds;
+	assert_true(n_unread + N_FDS > PEER_MAX_UNREAD_FDS);
+	peer_free(p);
+	assert_int_equal(leftover_count(leftover, next), n_unread);
+	rpc_reply_acquired(next, 1, GENERATION, e, 0);
+	assert_int_equal(next->n_queue_packets, 1);
+	leftover_prune(leftover);
+	assert_int_equal(leftover_count(leftover, next), n_unread);
+	/* It still has all that was sent, and then the end. */
+	while (wire_recv(dropped, data, &n_bytes, &fds, NULL) == 0) {
+		n_read += (int)fds.n;
+		fdlist_fini(&fds);
+	}
+	assert_int_equal(n_read, n_unread);
+	assert_int_equal(wire_recv(dropped, data, &n_bytes, &fds, NULL), WIRE_END);
+	peer_flush(next);
+	assert_int_equal(next->n_queue_packets, 0);
+	assert_int_equal(leftover_count(leftover, next), 0);
+	/* Closed unread is gone as well; nothing of another process counts. */
+	next->pid = getppid();
+	next->process = UINT64_MAX;
+	peer_free(next);
+	p = make_peer(&n_read);
+	assert_int_equal(leftover_count(leftover, p), 0);
+	peer_free(p);
+	close(n_read);
+	close(sock);
+	leftover_prune(leftover);
+	leftover_free(leftover);
+	close(dropped);
+	export_free(e);
+}
+
 static void test_finish(void **state)
 {
 	static uint8_t data[WIRE_MAX_BYTES];
@@ -360,6 +412,7 @@ int main(void)
 		CASE(test_queue_is_bounded),
 		CASE(test_queue_goes_on),
 		CASE(test_unread_fds_are_bounded),
+		CASE(test_unread_fds_of_the_dropped),
 		CASE(test_finish),
 	};
 

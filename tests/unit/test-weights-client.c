@@ -63,6 +63,22 @@ static void passes_on_a_refused_hello(void **state)
 	assert_null(c);
 }
 
+/* It was let go before it could say Hello, and still knows why. */
+static void passes_on_a_refused_connection(void **state)
+{
+	struct weights_client *c = NULL;
+	struct err e = ERR_NULL;
+	int fd;
+
+	(void)state;
+	weights_peer_open(&fd);
+	weights_peer_done(7, 1);
+	weights_peer_error(0, EACCES, "not for uid 7");
+	close(weights_peer);
+	assert_int_equal(weights_client_new_connected(fd, WEIGHTS_CLIENT_CONTROL, &e, &c), -EACCES);
+	assert_string_equal(e.text, "not for uid 7");
+}
+
 static void refuses_a_bad_device(void **state)
 {
 	(void)state;
@@ -643,6 +659,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(says_hello),
 		CASE(passes_on_a_refused_hello),
+		CASE(passes_on_a_refused_connection),
 		CASE(refuses_a_bad_device),
 		CASE(acquires_over_several_packets),
 		CASE(refuses_a_broken_lease),
