@@ -20,9 +20,8 @@
 enum {
 	/* Pieces of the ring, and the most reads in flight: as many as read at a time. */
 	FILL_DEPTH = 16,
-	/* The bus's rate needs pieces of 4 MiB. The ring's 64 MiB are made anew for every load, at
-	 * 20 ms; twice the pieces gained nothing for twice the time, half the size was slower
-	 * (H200, 8.6 GB into the device: 26 GB/s so, 23 with 32 pieces of 2 or of 4 MiB). */
+	/* The bus's rate needs pieces of 4 MiB. Twice as many of them, or of half the size, gained
+	 * nothing (H200, 8.6 GB into the device, by io_uring and by pread). */
 	FILL_PIECE_BYTES = 4 << 20,
 	FILL_MIN_PIECE_BYTES = 64 << 10, /* where allocations are small */
 	/* A gap in the file that is cheaper to read over than to start a read behind. */
@@ -61,7 +60,7 @@ struct fill {
 	uint64_t next_byte; /* the first unread byte of it */
 	uint64_t n_done_bytes;
 	uint64_t n_total_bytes;
-	uint64_t ring_ns; /* that making it took */
+	uint32_t n_submitted; /* to the ring before this fill */
 	uint64_t waited_ns[FILL_N_WAITS];
 };
 
@@ -117,44 +116,44 @@ static int fill_get_memory(
 }
 
 /* A ring that the device allocates in one piece. */
-static void fill_set_pieces(struct fill *f)
+static void fill_get_pieces(
+	const struct vk_device *device, uint64_t *ret_piece_bytes, uint32_t *ret_n_pieces)
 {
 	uint64_t n_bytes = (uint64_t)FILL_DEPTH * FILL_PIECE_BYTES;
+	uint64_t piece_bytes = FILL_PIECE_BYTES;
 
-	if (f->params->device) {
-		uint64_t max = vk_device_get_info(f->params->device)->max_alloc_bytes;
+	if (device) {
+		uint64_t max = vk_device_get_info(device)->max_alloc_bytes;
 		if (max - UPLOAD_MAX_ZEROS < n_bytes)
 			n_bytes = max - UPLOAD_MAX_ZEROS;
 	}
-	f->piece_bytes = FILL_PIECE_BYTES;
-	while (f->piece_bytes > FILL_MIN_PIECE_BYTES && f->piece_bytes * 4 > n_bytes)
-		f->piece_bytes /= 2;
-	f->n_slots = (uint32_t)(n_bytes / f->piece_bytes);
+	while (piece_bytes > FILL_MIN_PIECE_BYTES && piece_bytes * 4 > n_bytes)
+		piece_bytes /= 2;
+	*ret_piece_bytes = piece_bytes;
+	*ret_n_pieces = (uint32_t)(n_bytes / piece_bytes);
 }
 
-static int fill_init_upload(struct fill *f, struct err *ret_err)
+int fill_new_ring(struct vk_device *device, struct err *ret_err, struct upload **ret_ring)
 {
-	uint64_t start = clock_now_ns();
-	int rc = upload_new(f->params->device, f->n_slots, f->piece_bytes, ret_err, &f->upload);
+	uint64_t piece_bytes;
+	uint32_t n_pieces;
 
-	f->ring_ns = clock_now_ns() - start;
+	fill_get_pieces(device, &piece_bytes, &n_pieces);
+	int rc = upload_new(device, n_pieces, piece_bytes, ret_err, ret_ring);
 	return rc == UPLOAD_DEVICE_LOST ? FILL_DEVICE_LOST : rc;
 }
 
 static int fill_init(struct fill *f, struct err *ret_err)
 {
 	const struct placement *p = f->params->placement;
-	bool needs_ring = false;
-	int rc = 0;
 
-	fill_set_pieces(f);
+	fill_get_pieces(f->params->device, &f->piece_bytes, &f->n_slots);
 	for (uint32_t i = 0; i < p->n_allocs; i++)
-		needs_ring |= p->homes[i].home <= PLACEMENT_HOST_MEMORY;
-	if (needs_ring)
-		rc = fill_init_upload(f, ret_err);
-	if (rc)
-		return rc;
-	rc = uring_new(FILL_DEPTH, f->params->use_pread, &f->uring);
+		if (p->homes[i].home <= PLACEMENT_HOST_MEMORY)
+			f->upload = f->params->ring;
+	if (f->upload)
+		f->n_submitted = upload_get_n_submitted(f->upload);
+	int rc = uring_new(FILL_DEPTH, f->params->use_pread, &f->uring);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "reading: %s", strerror(-rc));
 	for (uint32_t i = 0; i < p->n_tensors; i++)
@@ -167,7 +166,8 @@ static int fill_init(struct fill *f, struct err *ret_err)
 static void fill_fini(struct fill *f)
 {
 	f->uring = uring_free(f->uring);
-	f->upload = upload_free(f->upload);
+	if (f->upload)
+		upload_drain(f->upload);
 }
 
 /* The next tensor of the way that is read, or of the next way. False: all are read. */
@@ -523,15 +523,15 @@ static void fill_log(const struct fill *f, uint64_t start_ns)
 {
 	uint64_t ns = clock_now_ns() - start_ns;
 
-	log_debug("fill: %llu bytes in %.1f ms, %.2f GB/s by %s; %.1f ms made the ring; waited "
+	log_debug("fill: %llu bytes in %.1f ms, %.2f GB/s by %s; waited "
 		  "%.1f ms for memory, %.1f for reads, %.1f for %u copies",
 		(unsigned long long)f->n_total_bytes, (double)ns / 1e6,
 		(double)f->n_total_bytes / (double)ns,
-		uring_get_refusal(f->uring) ? "pread" : "io_uring", (double)f->ring_ns / 1e6,
+		uring_get_refusal(f->uring) ? "pread" : "io_uring",
 		(double)f->waited_ns[FILL_FOR_MEMORY] / 1e6,
 		(double)f->waited_ns[FILL_FOR_READS] / 1e6,
 		(double)f->waited_ns[FILL_FOR_COPIES] / 1e6,
-		f->upload ? upload_get_n_submitted(f->upload) : 0);
+		f->upload ? upload_get_n_submitted(f->upload) - f->n_submitted : 0);
 }
 
 int fill_run(const struct fill_params *params, struct err *ret_err, int *ret_refusal)

@@ -21,6 +21,7 @@ struct err;
 struct gguf;
 struct placement;
 struct source;
+struct upload;
 struct vk_device;
 
 /* Called after each piece; false ends the fill with -ECANCELED. */
@@ -28,6 +29,7 @@ typedef bool (*fill_progress_fn)(uint64_t n_bytes, uint64_t n_total_bytes, void 
 
 struct fill_params {
 	struct vk_device *device; /* NULL where no allocation is on one */
+	struct upload *ring;      /* fill_new_ring's of the device; NULL where that is */
 	struct source *source;
 	const struct gguf *gguf;
 	const struct placement *placement;
@@ -38,8 +40,15 @@ struct fill_params {
 	void *userdata;
 };
 
-/* A condition of fill_run: the device was lost. */
+/* A condition: the device was lost. */
 enum { FILL_DEVICE_LOST = 1 };
+
+/*
+ * What fills of the device go through, one after the other: to be kept, for making its pages takes
+ * as long as copying a gigabyte. -ENOMEM, FILL_DEVICE_LOST.
+ */
+int must_check fill_new_ring(
+	struct vk_device *device, struct err *ret_err, struct upload **ret_ring);
 
 /*
  * Brings every tensor that is not there yet and writes zeros between them: an exported allocation

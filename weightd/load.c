@@ -156,6 +156,7 @@ static int load_fill(
 {
 	const struct load_params *params = l->params;
 	struct fill_params fill = {.device = params->device,
+		.ring = params->ring,
 		.source = params->source,
 		.gguf = l->gguf,
 		.placement = l->placement,

@@ -17,6 +17,7 @@ struct export;
 struct policy;
 struct source_account;
 struct source;
+struct upload;
 struct vk_device;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
@@ -31,7 +32,8 @@ struct load_abilities {
 
 struct load_params {
 	struct vk_device
-		*device; /* NULL: for devices that are not weightd's, in host memory alone */
+		*device;     /* NULL: for devices that are not weightd's, in host memory alone */
+	struct upload *ring; /* see fill_params */
 	uint64_t generation;
 	struct source *source;
 	const struct policy *policy;

@@ -12,10 +12,12 @@
 
 #include "vk/memory.h"
 #include "weightd/export.h"
+#include "weightd/fill.h"
 #include "weightd/host-memory.h"
 #include "weightd/load.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
+#include "weightd/upload.h"
 
 enum {
 	LOADER_PROGRESS_BYTES = 64 << 20,
@@ -46,6 +48,7 @@ struct loader {
 
 	/* The loader thread's. */
 	struct vk_device *device;
+	struct upload *ring; /* of the device; NULL: not made yet */
 	uint64_t progress_bytes;
 	uint64_t progress_ns;
 
@@ -129,8 +132,14 @@ static void loader_lose_device(struct loader *l)
 	}
 	TAILQ_FOREACH(e, &l->live, entry)
 	export_drop_memory(e);
+	l->ring = upload_free(l->ring);
 	l->device = vk_device_free(l->device);
 	pthread_mutex_unlock(&l->mutex);
+}
+
+static int loader_make_ring(struct loader *l, struct err *ret_err)
+{
+	return l->ring ? 0 : fill_new_ring(l->device, ret_err, &l->ring);
 }
 
 static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata)
@@ -167,8 +176,11 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	l->progress_ns = start;
 	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
+	if (rc == 0 && !r->is_foreign)
+		rc = loader_make_ring(l, &r->err);
 	if (rc == 0) {
 		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
+			.ring = r->is_foreign ? NULL : l->ring,
 			.generation = r->generation,
 			.source = job->source,
 			.policy = l->params.policy,
@@ -183,7 +195,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		rc = load_run(&params, &r->err, &r->export, &r->refusal);
 	}
 	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
-	if (rc == LOAD_DEVICE_LOST) {
+	if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
@@ -296,6 +308,14 @@ static void *loader_main(void *userdata)
 		loader_update_heaps(l);
 	}
 	pthread_cond_broadcast(&l->cond);
+	if (rc == 0) {
+		/* Before anybody waits for it; a load that finds none tries again and says why. */
+		pthread_mutex_unlock(&l->mutex);
+		struct err unsaid = ERR_NULL;
+		int ring_rc = loader_make_ring(l, &unsaid);
+		(void)ring_rc;
+		pthread_mutex_lock(&l->mutex);
+	}
 	while (rc == 0) {
 		if (loader_step(l))
 			continue;
@@ -310,6 +330,7 @@ static void *loader_main(void *userdata)
 		TAILQ_REMOVE(&l->live, e, entry);
 		export_free(e);
 	}
+	l->ring = upload_free(l->ring);
 	l->device = vk_device_free(l->device);
 	return NULL;
 }

@@ -76,16 +76,23 @@ int upload_new(struct vk_device *device, uint32_t n_slots, uint64_t slot_bytes, 
 	return 0;
 }
 
-struct upload *upload_free(struct upload *u)
+void upload_drain(struct upload *u)
 {
-	if (!u)
-		return NULL;
 	for (uint32_t i = 0; i < UPLOAD_N_COPIES; i++) {
 		/* A device that is lost uses nothing any more; there is nothing else to hear. */
 		int rc = vk_submit_wait(u->device, u->copies[i].ticket, UINT64_MAX);
 		(void)rc;
-		vk_command_free(u->copies[i].command);
+		u->copies[i].ticket = 0;
 	}
+}
+
+struct upload *upload_free(struct upload *u)
+{
+	if (!u)
+		return NULL;
+	upload_drain(u);
+	for (uint32_t i = 0; i < UPLOAD_N_COPIES; i++)
+		vk_command_free(u->copies[i].command);
 	vk_memory_free(u->ring);
 	free(u);
 	return NULL;

@@ -32,7 +32,10 @@ enum {
 int must_check upload_new(struct vk_device *device, uint32_t n_slots, uint64_t slot_bytes,
 	struct err *ret_err, struct upload **ret_upload);
 
-/* Waits for what runs. Nobody may write to a slot any more. Accepts NULL; returns NULL. */
+/* Waits for what runs, whatever becomes of it. */
+void upload_drain(struct upload *u);
+
+/* The same first. Nobody may write to a slot any more. Accepts NULL; returns NULL. */
 struct upload *upload_free(struct upload *u);
 
 /* [slot_bytes]. To be left alone from upload_add until that copy is over. */

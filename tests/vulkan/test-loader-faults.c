@@ -118,12 +118,16 @@ static void test_allocation_fails(void **state)
 	}
 	assert_true(n_less > 5);
 
-	/* A load cannot do without the ring. */
+	loader_free(l);
+
+	/* A load cannot do without the ring, and makes one when there was none before. */
 	fails_ring = true;
+	l = on_loader_start(1 << 20, false);
 	struct loader_result r = on_loader_load(l, 20, on_loader_open_model());
 	fails_ring = false;
 	assert_int_equal(r.kind, LOADER_FAILED);
 	assert_int_equal(r.code, -ENOMEM);
+	loader_release(l, on_loader_load_ready(l, 21));
 	on_loader_wait_weights(l, 0);
 	on_loader_wait_nothing_staged();
 	loader_free(l);
