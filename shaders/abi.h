@@ -239,6 +239,34 @@ struct abi_cache {
 	ABI_U32 n_used;
 };
 
+/*
+ * Checksums (weightd/sum.h). A lane takes every ABI_CHECKSUM_LANES-th unit of a piece, so that the
+ * sum does not depend on how many of them a subgroup has.
+ */
+#define ABI_CHECKSUM_LANES 256
+#define ABI_CHECKSUM_UNIT_BYTES 16
+
+struct abi_checksum_lane {
+	ABI_U32 k[4];
+	ABI_U32 m[2]; /* of 64 bits, the low word first */
+	ABI_U32 pad[2];
+};
+
+struct abi_checksum_piece {
+	ABI_ADDRESS data;
+	ABI_U32 n_bytes; /* > 0, at most SUM_PIECE_BYTES */
+	ABI_U32 pad;
+};
+
+struct abi_checksum {
+	ABI_ADDRESS pieces; /* [n] struct abi_checksum_piece */
+	ABI_ADDRESS lanes;  /* [ABI_CHECKSUM_LANES] struct abi_checksum_lane */
+	ABI_ADDRESS sums;   /* [n][ABI_CHECKSUM_LANES / subgroup] uvec2, the low word first */
+	ABI_U32 r[2];
+	ABI_U32 n;
+	ABI_U32 pad;
+};
+
 /* Positions of a page; the same as KV_PAGE_TOKENS of workerd/kv.h. */
 #define ABI_KV_PAGE_TOKENS 32
 
