@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_CHECKSUM_H
+#define WEIGHTD_CHECKSUM_H
+
+/*
+ * Sums (weightd/sum.h) of memory on a device, by the device: the one kernel that weightd runs
+ * beside copies. Loader thread.
+ */
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct checksum;
+struct err;
+struct sum_key;
+struct vk_device;
+struct vk_memory;
+
+enum {
+	/* A submission: 2 GiB, half a millisecond where memory gives 4 TB/s; others' work goes in
+	 * between two. */
+	CHECKSUM_MAX_PIECES = 2048,
+};
+
+/* A condition: the device was lost. */
+enum { CHECKSUM_DEVICE_LOST = 1 };
+
+/* key is borrowed. -ENOMEM, -ENOTSUP, -errno of vk_pipeline_new, CHECKSUM_DEVICE_LOST. */
+int must_check checksum_new(struct vk_device *d, const struct sum_key *key, struct err *ret_err,
+	struct checksum **ret_checksum);
+
+/* Before its device. Accepts NULL; returns NULL. */
+struct checksum *checksum_free(struct checksum *c);
+
+struct checksum_piece {
+	uint64_t offset;  /* into the memory; a multiple of 16 is read faster */
+	uint32_t n_bytes; /* 1 to SUM_PIECE_BYTES */
+};
+
+/*
+ * n pieces of one exported memory, 1 to CHECKSUM_MAX_PIECES, which is acquired from
+ * VK_QUEUE_FAMILY_EXTERNAL and released again. Waits until it is done. Errors of vk_submit;
+ * CHECKSUM_DEVICE_LOST.
+ */
+int must_check checksum_run(struct checksum *c, struct vk_memory *memory,
+	const struct checksum_piece *pieces, uint32_t n, struct err *ret_err,
+	uint64_t *ret_sums /* [n] */);
+
+#endif
