@@ -167,7 +167,7 @@ static void checksum_record(struct checksum *c, struct vk_memory *memory, uint32
 	vk_command_release(c->command, memory);
 }
 
-int checksum_run(struct checksum *c, struct vk_memory *memory, const struct checksum_piece *pieces,
+int checksum_run(struct checksum *c, struct vk_memory *memory, const struct sum_range *pieces,
 	uint32_t n, struct err *ret_err, uint64_t *ret_sums)
 {
 	struct abi_checksum_piece *table = (struct abi_checksum_piece *)c->map;

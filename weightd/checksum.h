@@ -13,6 +13,7 @@
 struct checksum;
 struct err;
 struct sum_key;
+struct sum_range;
 struct vk_device;
 struct vk_memory;
 
@@ -32,18 +33,14 @@ int must_check checksum_new(struct vk_device *d, const struct sum_key *key, stru
 /* Before its device. Accepts NULL; returns NULL. */
 struct checksum *checksum_free(struct checksum *c);
 
-struct checksum_piece {
-	uint64_t offset;  /* into the memory; a multiple of 16 is read faster */
-	uint32_t n_bytes; /* 1 to SUM_PIECE_BYTES */
-};
-
 /*
- * n pieces of one exported memory, 1 to CHECKSUM_MAX_PIECES, which is acquired from
+ * n pieces of one exported memory, 1 to CHECKSUM_MAX_PIECES; offsets that are multiples of 16 are
+ * read faster. The memory is acquired from
  * VK_QUEUE_FAMILY_EXTERNAL and released again. Waits until it is done. Errors of vk_submit;
  * CHECKSUM_DEVICE_LOST.
  */
 int must_check checksum_run(struct checksum *c, struct vk_memory *memory,
-	const struct checksum_piece *pieces, uint32_t n, struct err *ret_err,
+	const struct sum_range *pieces, uint32_t n, struct err *ret_err,
 	uint64_t *ret_sums /* [n] */);
 
 #endif

@@ -14,6 +14,7 @@
 #include "proto/util/cleanup.h"
 #include "weightd/placement.h"
 
+struct check;
 struct err;
 struct source;
 struct vk_memory;
@@ -54,6 +55,7 @@ struct export
 	int manifest_fd;                      /* owned, sealed */
 	uint64_t manifest_bytes;
 	struct source *source; /* a reference */
+	struct check *check;   /* owned; weightd/check.h says who reads what of it */
 	uint32_t n_allocs;
 	struct export_alloc *allocs;
 	TAILQ_ENTRY(export) entry; /* the loader's lists */

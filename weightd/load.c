@@ -11,9 +11,12 @@
 #include "proto/util/log.h"
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "weightd/check.h"
+#include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/host-memory.h"
+#include "weightd/identity.h"
 #include "weightd/manifest-writer.h"
 #include "weightd/placement.h"
 #include "weightd/policy.h"
@@ -237,6 +240,32 @@ static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
 	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
 }
 
+/* What is there now is what all later sums are compared with. */
+static int load_sum(struct load *l, struct err *ret_err)
+{
+	const struct load_params *params = l->params;
+	struct check_means means = {.key = params->key};
+	uint8_t description[IDENTITY_BYTES];
+	struct check_report report;
+	int rc = 0;
+
+	if (params->device && !*params->checksum)
+		rc = checksum_new(params->device, params->key, ret_err, params->checksum);
+	if (rc)
+		return rc == CHECKSUM_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	means.checksum = params->device ? *params->checksum : NULL;
+	identity_describe(l->gguf, description);
+	rc = check_new(l->export->manifest_fd, description, NULL, ret_err, &l->export->check);
+	if (rc == 0)
+		rc = check_run(l->export->check, l->export, &means, true, ret_err, &report);
+	if (rc)
+		return rc == CHECK_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	log_debug("generation %llu: %llu bytes summed in %.3f ms",
+		(unsigned long long)params->generation, (unsigned long long)report.n_bytes,
+		(double)report.elapsed_ns / 1e6);
+	return 0;
+}
+
 static void load_describe(struct load *l)
 {
 	struct export *e = l->export;
@@ -291,6 +320,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 		rc = source_check(params->source, ret_err);
 	if (rc == 0)
 		rc = export_share(l.export, l.placement, ret_err);
+	if (rc == 0)
+		rc = load_sum(&l, ret_err);
 	if (rc)
 		return rc;
 	load_describe(&l);

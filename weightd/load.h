@@ -12,11 +12,13 @@
 #include "proto/util/cleanup.h"
 #include "weightd/fill.h"
 
+struct checksum;
 struct err;
 struct export;
 struct policy;
 struct source_account;
 struct source;
+struct sum_key;
 struct vk_device;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
@@ -39,6 +41,8 @@ struct load_params {
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
+	const struct sum_key *key;
+	struct checksum **checksum; /* of the device, made when it is needed */
 	fill_progress_fn progress;
 	void *userdata;
 };

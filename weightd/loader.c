@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "vk/memory.h"
+#include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/load.h"
 #include "weightd/source.h"
@@ -42,6 +43,7 @@ struct loader {
 
 	/* The loader thread's. */
 	struct vk_device *device;
+	struct checksum *checksum; /* of the device; NULL before it was needed */
 	uint64_t progress_bytes;
 	uint64_t progress_ns;
 
@@ -125,6 +127,7 @@ static void loader_lose_device(struct loader *l)
 	}
 	TAILQ_FOREACH(e, &l->live, entry)
 	export_drop_memory(e);
+	l->checksum = checksum_free(l->checksum);
 	l->device = vk_device_free(l->device);
 	pthread_mutex_unlock(&l->mutex);
 }
@@ -174,6 +177,8 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.window_bytes = l->params.window_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
+			.key = l->params.key,
+			.checksum = &l->checksum,
 			.progress = loader_on_progress,
 			.userdata = l};
 		rc = load_run(&params, &r->err, &r->export, &r->refusal);
@@ -261,6 +266,7 @@ static void *loader_main(void *userdata)
 		TAILQ_REMOVE(&l->live, e, entry);
 		export_free(e);
 	}
+	l->checksum = checksum_free(l->checksum);
 	l->device = vk_device_free(l->device);
 	return NULL;
 }

@@ -21,6 +21,7 @@ struct loader;
 struct policy;
 struct source;
 struct source_account;
+struct sum_key;
 
 enum { LOADER_MAX_JOBS = 64 };
 
@@ -29,6 +30,7 @@ struct loader_params {
 	const char *device; /* vk_device_new's select */
 	const struct policy *policy;
 	struct source_account *account;
+	const struct sum_key *key;
 	uint64_t alloc_bytes; /* see load_params */
 	uint64_t window_bytes;
 	bool use_pread; /* do not try io_uring */

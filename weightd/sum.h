@@ -41,6 +41,12 @@ struct sum_key {
 	uint64_t q;
 };
 
+/* A piece, somewhere in a memory or a file. */
+struct sum_range {
+	uint64_t offset;
+	uint32_t n_bytes; /* 1 to SUM_PIECE_BYTES */
+};
+
 /*
  * The stream SHA-256(label, secret, i) for i = 0, 1, ... (32-bit, little-endian; label is the 16
  * bytes of "weightd sum v1" and two zeros), taken little-endian: k0 to k3 and m of lane 0, of lane

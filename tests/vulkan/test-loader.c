@@ -18,6 +18,7 @@
 #include "weightd/loader.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
+#include "weightd/sum.h"
 
 enum { WAIT_MS = 50000, SMALL_HEAP = 40 << 20, WINDOW = 1 << 20 };
 
@@ -98,6 +99,7 @@ static int copy_model(void)
 
 static struct policy policy; /* of the loaders of a case; set before start */
 static struct source_account account;
+static struct sum_key key; /* of no secret */
 
 static struct loader *start_with(const struct loader_params *params)
 {
@@ -108,6 +110,7 @@ static struct loader *start_with(const struct loader_params *params)
 	p.device = on_device_select();
 	p.policy = &policy;
 	p.account = &account;
+	p.key = &key;
 	on_device_check(loader_new(&p, &e, &l), &e, "loader");
 	return l;
 }
@@ -709,6 +712,7 @@ int main(void)
 		CASE(test_no_device),
 	};
 
+	sum_key_init(&key, (const uint8_t[SUM_SECRET_BYTES]){1});
 	on_device_warm_up();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
