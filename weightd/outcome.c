@@ -12,6 +12,7 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
 static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
@@ -184,6 +185,12 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (r->kind == LOADER_CHECKED) {
+		verify_take(s, slot, r);
+		if (r->is_device_lost)
+			outcome_lose_device(s, i);
+		return;
+	}
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -200,6 +207,7 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_CHECKED: break;
 	}
 }
 

@@ -15,6 +15,7 @@
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service.h"
+#include "weightd/verify.h"
 
 enum { RPC_UUID_BYTES = 16, RPC_MAX_BUILD_BYTES = 128 };
 
@@ -124,6 +125,15 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 	return err_set(ret_err, ENOENT, "no model %.64s is loaded", name);
 }
 
+static int rpc_verify(const struct rpc_call *call, struct err *ret_err)
+{
+	const char *name = call->request->verify->model;
+	int rc = registry_check_name(name, ret_err);
+
+	return rc < 0 ? rc
+		      : verify_begin(call->service, call->peer, call->request->id, name, ret_err);
+}
+
 static int rpc_list(const struct rpc_call *call, struct err *ret_err)
 {
 	(void)ret_err;
@@ -181,6 +191,7 @@ static const struct {
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false},
+	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false},
 };
 

@@ -370,7 +370,9 @@ static int server_start_loaders(struct server *s, struct err *ret_err)
 		.key = &s->key,
 		.alloc_bytes = s->params->alloc_bytes,
 		.window_bytes = s->params->window_bytes,
-		.use_pread = s->params->use_pread};
+		.use_pread = s->params->use_pread,
+		.scrub_ns = s->params->scrub_ns,
+		.scrub_percent = s->params->scrub_percent};
 
 	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++) {
 		params.device = s->params->devices[i];

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/verify.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "weightd/check.h"
+#include "weightd/corrupt.h"
+#include "weightd/export.h"
+#include "weightd/loader.h"
+#include "weightd/service-internal.h"
+
+/* One request, while loaders work on it. */
+struct verify {
+	uint64_t id; /* the tag of its checks */
+	uint64_t peer;
+	uint64_t request;
+	uint64_t generation;
+	uint32_t n_left;
+	struct check_report report; /* of all so far; elapsed_ns: from the request */
+	uint64_t start_ns;
+	int code; /* of the first that failed */
+	struct err err;
+	TAILQ_ENTRY(verify) entry;
+};
+
+static const struct registry_generation *verify_find_ready(
+	const struct service *s, const char *model, struct err *ret_err)
+{
+	for (uint32_t i = registry_count(s->registry); i > 0; i--) {
+		const struct registry_generation *g = registry_at(s->registry, i - 1);
+		if (g->state == REGISTRY_READY && !strcmp(g->model, model))
+			return g;
+	}
+	err_set(ret_err, ENOENT, "model %.64s: no generation of it is ready", model);
+	return NULL;
+}
+
+static void verify_free(struct service *s, struct verify *v)
+{
+	TAILQ_REMOVE(&s->verifies, v, entry);
+	free(v);
+}
+
+/* Checks that were begun stay with a tag that nobody has any more. */
+static int verify_start(struct service *s, struct verify *v, struct err *ret_err)
+{
+	const struct service_generation *data = registry_find(s->registry, v->generation)->data;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
+		struct export *e = data->residencies[i].export;
+		if (!e)
+			continue;
+		int rc = loader_check(
+			s->params->loaders[i % s->params->n_loaders], e, v->id, ret_err);
+		if (rc < 0)
+			return rc;
+		v->n_left++;
+	}
+	return 0;
+}
+
+int verify_begin(
+	struct service *s, struct peer *p, uint64_t request, const char *model, struct err *ret_err)
+{
+	const struct registry_generation *g = verify_find_ready(s, model, ret_err);
+	int rc = g ? service_check_pending(p, ret_err) : -ENOENT;
+
+	if (rc < 0)
+		return rc;
+	struct verify *v = calloc(1, sizeof(*v));
+	if (!v)
+		return err_set(ret_err, ENOMEM, "model %s: out of memory", model);
+	v->id = ++s->last_verify;
+	v->peer = p->id;
+	v->request = request;
+	v->generation = g->id;
+	v->start_ns = service_now_ns();
+	TAILQ_INSERT_TAIL(&s->verifies, v, entry);
+	rc = verify_start(s, v, ret_err);
+	if (rc < 0)
+		verify_free(s, v);
+	else
+		p->n_pending++;
+	return rc;
+}
+
+static void verify_add(struct verify *v, const struct loader_result *r)
+{
+	const struct check_report *from = r->report;
+
+	v->report.n_bytes += from->n_bytes;
+	v->report.n_tensors += from->n_tensors;
+	for (uint32_t i = 0; i < from->n_differences; i++)
+		if (v->report.n_differences < CHECK_MAX_DIFFERENCES)
+			v->report.differences[v->report.n_differences++] = from->differences[i];
+	if (r->code < 0 && v->code == 0) {
+		v->code = r->code;
+		v->err = r->err;
+	}
+}
+
+static void verify_answer(struct service *s, struct verify *v)
+{
+	struct peer *p = peer_find(s->params->peers, v->peer);
+
+	v->report.elapsed_ns = service_now_ns() - v->start_ns;
+	if (p)
+		p->n_pending--;
+	if (p && v->code < 0)
+		rpc_reply_error(p, v->request, v->code, &v->err);
+	else if (p)
+		rpc_reply_verified(p, v->request, v->generation, &v->report);
+	verify_free(s, v);
+}
+
+void verify_take(struct service *s, uint32_t slot, const struct loader_result *r)
+{
+	struct verify *v;
+
+	TAILQ_FOREACH(v, &s->verifies, entry)
+	if (v->id == r->tag)
+		break;
+	if (v) {
+		verify_add(v, r);
+		if (--v->n_left == 0)
+			verify_answer(s, v);
+	}
+	if (r->code < 0 && r->code != -ECANCELED)
+		log_warn("generation %llu: %s", (unsigned long long)r->generation, r->err.text);
+	if (r->report->n_tensors > 0)
+		corrupt_found(s, r->generation, slot, r->report);
+	free(r->report);
+}
+
+void verify_forget(struct service *s, const struct peer *p)
+{
+	struct verify *v = TAILQ_FIRST(&s->verifies);
+
+	while (v) {
+		struct verify *next = TAILQ_NEXT(v, entry);
+		if (!p || v->peer == p->id)
+			verify_free(s, v);
+		v = next;
+	}
+}
