@@ -160,13 +160,17 @@ bool check_is_over(const struct check *c, const struct check_pass *pass)
 
 /* ---- one step ---- */
 
-static bool check_is_skipped(const struct check *c, const struct export *e, uint32_t tensor,
-	const struct check_pass *pass)
+static bool check_is_skipped(
+	const struct check *c, const struct export *e, uint32_t tensor, struct check_pass *pass)
 {
 	const struct manifest_tensor *t = &c->manifest->tensors[tensor];
 
-	return t->n_bytes == 0 ||
-	       (pass->without_files && e->allocs[t->alloc].handle == EXPORT_FILE);
+	if (t->n_bytes == 0)
+		return true;
+	if (!pass->without_files || e->allocs[t->alloc].handle != EXPORT_FILE)
+		return false;
+	pass->has_skipped = true;
+	return true;
 }
 
 /* Takes pieces, from where the pass is, and moves it on. */
@@ -259,7 +263,8 @@ static void check_end_pass(
 	if (!atomic_load(&c->has_identity) &&
 		identity_make(means->key, c->description, c->sums, c->identity) == 0)
 		atomic_store(&c->has_identity, true);
-	atomic_store(&c->clean_ns, pass->start_ns);
+	if (!pass->has_skipped)
+		atomic_store(&c->clean_ns, pass->start_ns);
 }
 
 int check_step(struct check *c, const struct export *e, const struct check_means *means,

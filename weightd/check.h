@@ -56,6 +56,7 @@ struct check_pass {
 	uint32_t next;
 	uint64_t piece; /* of the tensor `next` */
 	uint64_t start_ns;
+	bool has_skipped; /* tensors in files */
 	bool has_difference;
 	uint32_t last_difference; /* tensor */
 };

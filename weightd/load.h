@@ -55,7 +55,8 @@ uint32_t load_find_heap(const struct vk_device *d);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,
- * -ENOMEM: the device; -ESTALE: the file changed; -ECANCELED. A device whose memory ends before its
+ * -ENOMEM: the device; -ESTALE: the file changed; -EBADMSG: its bytes are
+ * not those of the generation's first load; -ECANCELED. A device whose memory ends before its
  * budget said so gets what it had room for, and the rest is placed anew.
  * ret_refusal: uring_get_refusal.
  */

@@ -12,6 +12,7 @@
 #include <sys/vfs.h>
 
 #include "proto/util/err.h"
+#include "weightd/sums.h"
 
 struct source {
 	atomic_uint n_refs;
@@ -27,7 +28,8 @@ struct source {
 	uint64_t n_memfd_bytes;
 	uint8_t *map; /* while staging */
 	uint32_t n_tensors;
-	bool *is_staged; /* [n_tensors] */
+	bool *is_staged;   /* [n_tensors] */
+	struct sums *sums; /* NULL before a load has made them; under the mutex */
 };
 
 static void source_cleanup(struct source **s)
@@ -90,6 +92,7 @@ struct source *source_unref(struct source *s)
 	cleanup_close(&s->fd);
 	cleanup_close(&s->shared_fd);
 	cleanup_close(&s->memfd);
+	sums_free(s->sums);
 	pthread_mutex_destroy(&s->mutex);
 	free(s->is_staged);
 	free(s);
@@ -242,4 +245,29 @@ int source_get_memfd(const struct source *s)
 uint64_t source_get_staged_bytes(const struct source *s)
 {
 	return atomic_load(&s->n_staged_bytes);
+}
+
+int source_get_sums(struct source *s, struct sums **ret_sums)
+{
+	struct sums *sums = NULL;
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (s->sums)
+		rc = sums_copy(s->sums, &sums);
+	pthread_mutex_unlock(&s->mutex);
+	if (rc == 0)
+		*ret_sums = sums;
+	return rc;
+}
+
+int source_keep_sums(struct source *s, const struct sums *sums)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (!s->sums)
+		rc = sums_copy(sums, &s->sums);
+	pthread_mutex_unlock(&s->mutex);
+	return rc;
 }

@@ -17,30 +17,59 @@ static void sums_cleanup(struct sums **s)
 	sums_free(*s);
 }
 
-int sums_new(uint32_t n_tensors, const uint64_t *n_bytes, struct sums **ret_sums)
+/* Tables of zeros. */
+static int sums_allocate(uint32_t n_tensors, uint64_t n_pieces, struct sums **ret_sums)
 {
 	_cleanup_(sums_cleanup)
 	struct sums *s = calloc(1, sizeof(*s));
 
-	if (n_tensors > SUMS_MAX_TENSORS)
-		return -E2BIG;
 	if (!s)
 		return -ENOMEM;
 	s->n_tensors = n_tensors;
+	s->n_pieces = n_pieces;
 	s->tensors = calloc(n_tensors ? n_tensors : 1, sizeof(*s->tensors));
-	if (!s->tensors)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < n_tensors; i++) {
-		uint64_t n = sum_count_pieces(n_bytes[i]);
-		if (n > SUMS_MAX_PIECES - s->n_pieces)
-			return -E2BIG;
-		s->tensors[i] = (struct sums_tensor){.n_bytes = n_bytes[i], .first = s->n_pieces};
-		s->n_pieces += n;
-	}
-	s->values = calloc(s->n_pieces ? s->n_pieces : 1, sizeof(*s->values));
-	if (!s->values)
+	s->values = calloc(n_pieces ? n_pieces : 1, sizeof(*s->values));
+	if (!s->tensors || !s->values)
 		return -ENOMEM;
 	*ret_sums = TAKE_PTR(s);
+	return 0;
+}
+
+int sums_new(uint32_t n_tensors, const uint64_t *n_bytes, struct sums **ret_sums)
+{
+	struct sums *s = NULL;
+	uint64_t n_pieces = 0;
+
+	if (n_tensors > SUMS_MAX_TENSORS)
+		return -E2BIG;
+	for (uint32_t i = 0; i < n_tensors; i++) {
+		uint64_t n = sum_count_pieces(n_bytes[i]);
+		if (n > SUMS_MAX_PIECES - n_pieces)
+			return -E2BIG;
+		n_pieces += n;
+	}
+	int rc = sums_allocate(n_tensors, n_pieces, &s);
+	if (rc < 0)
+		return rc;
+	n_pieces = 0;
+	for (uint32_t i = 0; i < n_tensors; i++) {
+		s->tensors[i] = (struct sums_tensor){.n_bytes = n_bytes[i], .first = n_pieces};
+		n_pieces += sum_count_pieces(n_bytes[i]);
+	}
+	*ret_sums = s;
+	return 0;
+}
+
+int sums_copy(const struct sums *from, struct sums **ret_sums)
+{
+	struct sums *s = NULL;
+	int rc = sums_allocate(from->n_tensors, from->n_pieces, &s);
+
+	if (rc < 0)
+		return rc;
+	memcpy(s->tensors, from->tensors, s->n_tensors * sizeof(*s->tensors));
+	memcpy(s->values, from->values, s->n_pieces * sizeof(*s->values));
+	*ret_sums = s;
 	return 0;
 }
 
@@ -199,15 +228,9 @@ int sums_unpack(const uint8_t *data, uint64_t n_bytes, struct err *ret_err, stru
 	sums_digest(data, n_bytes - SHA256_BYTES, digest);
 	if (memcmp(digest, data + n_bytes - SHA256_BYTES, SHA256_BYTES) != 0)
 		return err_set(ret_err, EINVAL, "%s", "checksums: they are damaged");
-	s = calloc(1, sizeof(*s));
-	if (s) {
-		s->n_tensors = n_tensors;
-		s->n_pieces = n_pieces;
-		s->tensors = calloc(n_tensors ? n_tensors : 1, sizeof(*s->tensors));
-		s->values = calloc(n_pieces ? n_pieces : 1, sizeof(*s->values));
-	}
-	if (!s || !s->tensors || !s->values)
-		return err_set(ret_err, ENOMEM, "%s", "checksums: out of memory");
+	rc = sums_allocate(n_tensors, n_pieces, &s);
+	if (rc < 0)
+		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
 	rc = sums_unpack_tensors(data + SUMS_HEAD_BYTES, n_pieces, ret_err, s);
 	if (rc == 0)
 		rc = sums_unpack_values(

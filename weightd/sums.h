@@ -37,6 +37,9 @@ struct sums {
 /* Nothing known. n_bytes: of the tensors, [n_tensors]. -ENOMEM; -E2BIG beyond the caps. */
 int must_check sums_new(uint32_t n_tensors, const uint64_t *n_bytes, struct sums **ret_sums);
 
+/* The same table, and all that is known. -ENOMEM. */
+int must_check sums_copy(const struct sums *s, struct sums **ret_sums);
+
 /* Accepts NULL; returns NULL. */
 struct sums *sums_free(struct sums *s);
 

@@ -95,6 +95,12 @@ static void test_pack_and_unpack(void **state)
 		}
 		assert_memory_equal(t->values, s->values, 8 * s->n_pieces);
 		assert_int_equal(sums_is_complete(t), n == 0);
+		struct sums *u = NULL;
+		assert_int_equal(sums_copy(t, &u), 0);
+		sums_free(t);
+		assert_memory_equal(u->values, s->values, 8 * s->n_pieces);
+		assert_memory_equal(u->tensors, s->tensors, s->n_tensors * sizeof(*s->tensors));
+		t = u;
 		free(data);
 		sums_free(s);
 		sums_free(t);
