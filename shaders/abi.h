@@ -240,29 +240,25 @@ struct abi_cache {
 };
 
 /*
- * Checksums (weightd/sum.h). A lane takes every ABI_CHECKSUM_LANES-th unit of a piece, so that the
- * sum does not depend on how many of them a subgroup has.
+ * Checksums (weightd/sum.h). ABI_CHECKSUM_PARTS subgroups share ABI_CHECKSUM_GROUP pieces: each
+ * word of the key is read once for all of them.
  */
-#define ABI_CHECKSUM_LANES 256
 #define ABI_CHECKSUM_UNIT_BYTES 16
-
-struct abi_checksum_lane {
-	ABI_U32 k[4];
-	ABI_U32 m[2]; /* of 64 bits, the low word first */
-	ABI_U32 pad[2];
-};
+#define ABI_CHECKSUM_GROUP 8
+#define ABI_CHECKSUM_PARTS 16
+#define ABI_CHECKSUM_SUMS \
+	17 /* a piece: of the parts, and of the bytes behind the last whole unit */
 
 struct abi_checksum_piece {
-	ABI_ADDRESS data;
-	ABI_U32 n_bytes; /* > 0, at most SUM_PIECE_BYTES */
+	ABI_ADDRESS data; /* a multiple of ABI_CHECKSUM_UNIT_BYTES */
+	ABI_U32 n_bytes;  /* > 0, at most SUM_PIECE_BYTES */
 	ABI_U32 pad;
 };
 
 struct abi_checksum {
 	ABI_ADDRESS pieces; /* [n] struct abi_checksum_piece */
-	ABI_ADDRESS lanes;  /* [ABI_CHECKSUM_LANES] struct abi_checksum_lane */
-	ABI_ADDRESS sums;   /* [n][ABI_CHECKSUM_LANES / subgroup] uvec2, the low word first */
-	ABI_U32 r[2];
+	ABI_ADDRESS keys;   /* [SUM_PIECE_BYTES / ABI_CHECKSUM_UNIT_BYTES][4] u32 */
+	ABI_ADDRESS sums;   /* [n][ABI_CHECKSUM_SUMS] uvec2, the low word first */
 	ABI_U32 n;
 	ABI_U32 pad;
 };

@@ -2,15 +2,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checksums of pieces of weights, as weightd/sum.h defines them. A piece is units u of 16 bytes,
- * words w0 to w3, zeros behind its end; unit u is of lane l = u % LANES; modulo 2^64, and (w + k)
- * modulo 2^32:
+ * words w0 to w3, zeros behind its end; each unit has key words k0 to k3, the same in all pieces;
+ * modulo 2^64, and (w + k) modulo 2^32:
  *	nh(u) = (w0 + k0) * (w1 + k1) + (w2 + k2) * (w3 + k3)
- *	h(l)  = h(l) * r + nh(u)
- *	sums  = sum of m(l) * h(l), over the lanes of one subgroup; the host adds those of a piece
- * nh is NH of Black et al., UMAC: Fast and Secure Message Authentication, CRYPTO 1999.
+ *	sums  = sum of nh(u) over the units of a part; the host adds those of a piece
+ * NH is of Black et al., UMAC: Fast and Secure Message Authentication, CRYPTO 1999.
  *
- * Shapes: pieces [n], lanes [LANES], sums [n][LANES / SUBGROUP] of 64 bits.
- * Grid: x: LANES / SUBGROUP subgroups a piece, n pieces.
+ * Shapes: pieces [n], keys [SUM_UNITS] of 16 bytes, sums [n][ABI_CHECKSUM_SUMS] of 64 bits.
+ * Grid: x: ABI_CHECKSUM_PARTS subgroups for every ABI_CHECKSUM_GROUP pieces.
  * Bindings: none; addresses in struct abi_checksum.
  */
 #include "common.glsl"
@@ -25,10 +24,6 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Pi
 {
 	abi_checksum_piece at[];
 };
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Lanes
-{
-	abi_checksum_lane at[];
-};
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer SumsOut { uvec2 at[]; };
 
 layout(push_constant, std430) uniform Push
@@ -36,9 +31,9 @@ layout(push_constant, std430) uniform Push
 	abi_checksum push;
 };
 
-const uint LANES = ABI_CHECKSUM_LANES;
+const uint GROUP = ABI_CHECKSUM_GROUP;
+const uint PARTS = ABI_CHECKSUM_PARTS;
 const uint UNIT = ABI_CHECKSUM_UNIT_BYTES;
-const uint LOADS = 4; /* in flight */
 
 uvec2 add64(uvec2 a, uvec2 b)
 {
@@ -56,24 +51,14 @@ uvec2 mul32(uint a, uint b)
 	return v;
 }
 
-uvec2 mul64(uvec2 a, uvec2 b)
-{
-	uvec2 v = mul32(a.x, b.x);
-
-	v.y += a.x * b.y + a.y * b.x;
-	return v;
-}
-
-/* One more unit of a lane. */
-uvec2 fold(uvec2 h, uvec4 w, uvec4 k)
+uvec2 nh(uvec4 w, uvec4 k)
 {
 	w += k;
-	return add64(mul64(h, uvec2(push.r[0], push.r[1])),
-		add64(mul32(w.x, w.y), mul32(w.z, w.w)));
+	return add64(mul32(w.x, w.y), mul32(w.z, w.w));
 }
 
-/* n bytes of unit u, whatever its address: no byte behind them is looked at. */
-uvec4 load_bytes(uvec2 data, uint u, uint n)
+/* n bytes of unit u; no byte behind them is looked at. */
+uvec4 load_rest(uvec2 data, uint u, uint n)
 {
 	Bytes bytes = Bytes(address_at(data, u, UNIT));
 	uint w[4] = {0, 0, 0, 0};
@@ -84,49 +69,56 @@ uvec4 load_bytes(uvec2 data, uint u, uint n)
 	return uvec4(w[0], w[1], w[2], w[3]);
 }
 
-uvec2 sum_lane(abi_checksum_piece piece, uint l, uvec4 k)
+/* A piece's bytes behind its last whole unit, by one lane. */
+void sum_rest(uint i)
 {
-	uint n_units = piece.n_bytes / UNIT; /* whole ones */
-	uint n_rest = piece.n_bytes % UNIT;
-	uvec2 h = uvec2(0);
+	abi_checksum_piece piece = Pieces(push.pieces).at[i];
+	uint u = piece.n_bytes / UNIT, n = piece.n_bytes % UNIT;
+	uvec2 sum = uvec2(0);
 
-	if (piece.data.x % UNIT == 0) {
-		for (uint u = l; u < n_units; u += LOADS * LANES) {
-			uvec4 unit[LOADS];
-
-			[[unroll]] for (uint i = 0; i < LOADS; i++)
-				unit[i] = Units(piece.data).at[min(u + i * LANES, n_units - 1)];
-			[[unroll]] for (uint i = 0; i < LOADS; i++)
-				if (u + i * LANES < n_units)
-					h = fold(h, unit[i], k);
-		}
-	} else {
-		for (uint u = l; u < n_units; u += LANES)
-			h = fold(h, load_bytes(piece.data, u, UNIT), k);
-	}
-	if (n_rest > 0 && n_units % LANES == l)
-		h = fold(h, load_bytes(piece.data, n_units, n_rest), k);
-	return h;
+	if (n > 0)
+		sum = nh(load_rest(piece.data, u, n), Units(push.keys).at[u]);
+	SumsOut(push.sums).at[i * ABI_CHECKSUM_SUMS + PARTS] = sum;
 }
 
 void main()
 {
-	uint n_parts = LANES / SUBGROUP;
-	uint i = subgroup_x() / n_parts;
-	uint l = subgroup_x() % n_parts * SUBGROUP + lane();
+	uint first = subgroup_x() / PARTS * GROUP;
+	uint part = subgroup_x() % PARTS;
+	uvec2 data[GROUP];
+	uint n_units[GROUP]; /* whole ones */
+	uvec2 sum[GROUP];
+	uint most = 0;
 
-	if (i >= push.n)
+	if (first >= push.n)
 		return;
-	abi_checksum_lane key = Lanes(push.lanes).at[l];
-	uvec2 h = sum_lane(Pieces(push.pieces).at[i], l,
-		uvec4(key.k[0], key.k[1], key.k[2], key.k[3]));
-	uvec2 sum = mul64(h, uvec2(key.m[0], key.m[1]));
-
-	[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
-		uint d = SUBGROUP >> level;
-		if (d > 0)
-			sum = add64(sum, subgroupShuffleXor(sum, d));
+	[[unroll]] for (uint i = 0; i < GROUP; i++) {
+		abi_checksum_piece piece = Pieces(push.pieces).at[min(first + i, push.n - 1)];
+		n_units[i] = first + i < push.n ? piece.n_bytes / UNIT : 0;
+		/* Where there is none, something else is read that may be. */
+		data[i] = n_units[i] > 0 ? piece.data : push.keys;
+		sum[i] = uvec2(0);
+		most = max(most, n_units[i]);
 	}
-	if (lane() == 0)
-		SumsOut(push.sums).at[subgroup_x()] = sum;
+	for (uint u = part * SUBGROUP + lane(); u < most; u += PARTS * SUBGROUP) {
+		uvec4 k = Units(push.keys).at[u];
+		uvec4 w[GROUP];
+
+		[[unroll]] for (uint i = 0; i < GROUP; i++)
+			w[i] = Units(data[i]).at[min(u, max(n_units[i], 1) - 1)];
+		[[unroll]] for (uint i = 0; i < GROUP; i++)
+			if (u < n_units[i])
+				sum[i] = add64(sum[i], nh(w[i], k));
+	}
+	[[unroll]] for (uint i = 0; i < GROUP; i++) {
+		[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
+			uint d = SUBGROUP >> level;
+			if (d > 0)
+				sum[i] = add64(sum[i], subgroupShuffleXor(sum[i], d));
+		}
+		if (lane() == 0 && first + i < push.n)
+			SumsOut(push.sums).at[(first + i) * ABI_CHECKSUM_SUMS + part] = sum[i];
+	}
+	if (part == 0 && lane() < GROUP && first + lane() < push.n)
+		sum_rest(first + lane());
 }

@@ -17,25 +17,30 @@
 
 enum {
 	CHECKSUM_LOCAL_SIZE = 128, /* what every device has (maxComputeWorkGroupInvocations) */
-	CHECKSUM_MIN_SUBGROUP = 8,
+	CHECKSUM_MIN_SUBGROUP = ABI_CHECKSUM_GROUP, /* a lane for the rest of each piece */
 	CHECKSUM_MAX_SUBGROUP = 64,
 };
 
 struct checksum {
 	struct vk_device *device;
 	const struct sum_key *key;
-	uint32_t n_parts; /* sums a piece */
-	uint32_t n_parts_a_group;
+	uint32_t n_subgroups; /* of a workgroup */
 	struct vk_pipeline *pipeline;
 	struct vk_command *command;
-	struct vk_memory *lanes; /* [SUM_LANES] struct abi_checksum_lane */
-	/* [CHECKSUM_MAX_PIECES] struct abi_checksum_piece, then [CHECKSUM_MAX_PIECES][n_parts] u64
-	 */
+	struct vk_memory *keys; /* [SUM_UNITS][4] u32 */
+	/* [CHECKSUM_MAX_PIECES] struct abi_checksum_piece, then
+	 * [CHECKSUM_MAX_PIECES][ABI_CHECKSUM_SUMS] u64; the key goes through it at first */
 	struct vk_memory *io;
 	uint8_t *map;
 };
 
-enum { CHECKSUM_TABLE_BYTES = CHECKSUM_MAX_PIECES * sizeof(struct abi_checksum_piece) };
+enum {
+	CHECKSUM_TABLE_BYTES = CHECKSUM_MAX_PIECES * sizeof(struct abi_checksum_piece),
+	CHECKSUM_SUM_BYTES = CHECKSUM_MAX_PIECES * ABI_CHECKSUM_SUMS * sizeof(uint64_t),
+	CHECKSUM_IO_BYTES = CHECKSUM_TABLE_BYTES + CHECKSUM_SUM_BYTES,
+	CHECKSUM_KEY_BYTES = SUM_PIECE_BYTES,
+	CHECKSUM_PART_BYTES = 256 << 10, /* of the key, at a time */
+};
 
 static void checksum_cleanup(struct checksum **c)
 {
@@ -63,35 +68,43 @@ static int checksum_wait(struct checksum *c, struct err *ret_err)
 	return rc == VK_DEVICE_LOST ? checksum_lost(ret_err) : rc;
 }
 
+static int checksum_copy_key(struct checksum *c, struct err *ret_err)
+{
+	int rc = 0;
+
+	static_assert(CHECKSUM_PART_BYTES <= CHECKSUM_IO_BYTES, "parts go through io");
+	for (uint64_t at = 0; at < CHECKSUM_KEY_BYTES && rc == 0; at += CHECKSUM_PART_BYTES) {
+		const struct vk_slice src = {.memory = c->io, .n_bytes = CHECKSUM_PART_BYTES};
+		const struct vk_slice dst = {
+			.memory = c->keys, .offset = at, .n_bytes = CHECKSUM_PART_BYTES};
+		memcpy(c->map, (const uint8_t *)c->key->words + at, CHECKSUM_PART_BYTES);
+		vk_command_begin(c->command);
+		vk_command_copy(c->command, &dst, &src);
+		rc = checksum_wait(c, ret_err);
+	}
+	memset(c->map, 0, CHECKSUM_PART_BYTES);
+	return rc;
+}
+
 static int checksum_init_memory(struct checksum *c, struct err *ret_err)
 {
-	const struct vk_memory_params io = {.role = VK_MEMORY_IO,
-		.n_bytes = CHECKSUM_TABLE_BYTES +
-			   (uint64_t)CHECKSUM_MAX_PIECES * c->n_parts * sizeof(uint64_t),
-		.name = "checksums"};
-	/* Read once a piece by every lane: across a bus that would be too much. */
-	const struct vk_memory_params lanes = {.role = VK_MEMORY_SCRATCH,
-		.n_bytes = sizeof(c->key->lanes),
-		.name = "checksum key"};
+	const struct vk_memory_params io = {
+		.role = VK_MEMORY_IO, .n_bytes = CHECKSUM_IO_BYTES, .name = "checksums"};
+	/* Read once a group of pieces: across a bus that would be too much. */
+	const struct vk_memory_params keys = {
+		.role = VK_MEMORY_SCRATCH, .n_bytes = CHECKSUM_KEY_BYTES, .name = "checksum key"};
 	void *map = NULL;
 	int rc = vk_memory_new(c->device, &io, ret_err, &c->io);
 
 	if (rc == 0)
 		rc = vk_memory_map(c->io, ret_err, &map);
 	if (rc == 0)
-		rc = vk_memory_new(c->device, &lanes, ret_err, &c->lanes);
+		rc = vk_memory_new(c->device, &keys, ret_err, &c->keys);
 	if (rc)
 		return rc;
 	c->map = map;
-	static_assert(sizeof(c->key->lanes) <= CHECKSUM_TABLE_BYTES, "the key goes through io");
-	memcpy(c->map, c->key->lanes, sizeof(c->key->lanes));
-	const struct vk_slice src = {.memory = c->io, .n_bytes = sizeof(c->key->lanes)};
-	const struct vk_slice dst = {.memory = c->lanes, .n_bytes = sizeof(c->key->lanes)};
-	vk_command_begin(c->command);
-	vk_command_copy(c->command, &dst, &src);
-	rc = checksum_wait(c, ret_err);
-	memset(c->map, 0, sizeof(c->key->lanes));
-	return rc;
+	static_assert(sizeof(c->key->words) == CHECKSUM_KEY_BYTES, "a word for each of a piece");
+	return checksum_copy_key(c, ret_err);
 }
 
 static int checksum_init(struct checksum *c, struct err *ret_err)
@@ -112,8 +125,7 @@ static int checksum_init(struct checksum *c, struct err *ret_err)
 			"device %s: checksums: subgroup size: expected %d to %d, found %u",
 			info->name, CHECKSUM_MIN_SUBGROUP, CHECKSUM_MAX_SUBGROUP,
 			info->subgroup_size);
-	c->n_parts = SUM_LANES / info->subgroup_size;
-	c->n_parts_a_group = CHECKSUM_LOCAL_SIZE / info->subgroup_size;
+	c->n_subgroups = CHECKSUM_LOCAL_SIZE / info->subgroup_size;
 	int rc = vk_pipeline_new(c->device, &params, ret_err, &c->pipeline);
 	if (rc == 0)
 		rc = vk_command_new(c->device, 0, ret_err, &c->command);
@@ -145,7 +157,7 @@ struct checksum *checksum_free(struct checksum *c)
 		return NULL;
 	vk_command_free(c->command);
 	vk_pipeline_free(c->pipeline);
-	vk_memory_free(c->lanes);
+	vk_memory_free(c->keys);
 	vk_memory_free(c->io);
 	free(c);
 	return NULL;
@@ -154,39 +166,57 @@ struct checksum *checksum_free(struct checksum *c)
 static void checksum_record(struct checksum *c, struct vk_memory *memory, uint32_t n)
 {
 	const struct abi_checksum push = {.pieces = vk_memory_get_address(c->io),
-		.lanes = vk_memory_get_address(c->lanes),
+		.keys = vk_memory_get_address(c->keys),
 		.sums = vk_memory_get_address(c->io) + CHECKSUM_TABLE_BYTES,
-		.r = {(uint32_t)c->key->r, (uint32_t)(c->key->r >> 32)},
 		.n = n};
+	uint32_t n_subgroups =
+		(n + ABI_CHECKSUM_GROUP - 1) / ABI_CHECKSUM_GROUP * ABI_CHECKSUM_PARTS;
 
 	vk_command_begin(c->command);
 	vk_command_acquire(c->command, memory);
-	vk_command_dispatch(c->command, c->pipeline, &push, sizeof(push),
-		n * (c->n_parts / c->n_parts_a_group), 1, 1);
+	/* Subgroups of a workgroup are a power of two, as the parts are. */
+	vk_command_dispatch(
+		c->command, c->pipeline, &push, sizeof(push), n_subgroups / c->n_subgroups, 1, 1);
 	vk_command_host_barrier(c->command);
 	vk_command_release(c->command, memory);
+}
+
+static int checksum_fill_table(struct checksum *c, const struct vk_memory *memory,
+	const struct sum_range *pieces, uint32_t n, struct err *ret_err)
+{
+	struct abi_checksum_piece *table = (struct abi_checksum_piece *)c->map;
+
+	assert(n > 0 && n <= CHECKSUM_MAX_PIECES);
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t data = vk_memory_get_address(memory) + pieces[i].offset;
+		if (data % SUM_UNIT_BYTES)
+			return err_set(ret_err, EINVAL,
+				"checksums: memory %s: expected offsets that are multiples of %d, "
+				"found %llu",
+				vk_memory_get_name(memory), SUM_UNIT_BYTES,
+				(unsigned long long)pieces[i].offset);
+		table[i] = (struct abi_checksum_piece){.data = data, .n_bytes = pieces[i].n_bytes};
+	}
+	return 0;
 }
 
 int checksum_run(struct checksum *c, struct vk_memory *memory, const struct sum_range *pieces,
 	uint32_t n, struct err *ret_err, uint64_t *ret_sums)
 {
-	struct abi_checksum_piece *table = (struct abi_checksum_piece *)c->map;
 	const uint64_t *parts = (const uint64_t *)(c->map + CHECKSUM_TABLE_BYTES);
+	int rc = checksum_fill_table(c, memory, pieces, n, ret_err);
 
-	assert(n > 0 && n <= CHECKSUM_MAX_PIECES);
-	for (uint32_t i = 0; i < n; i++)
-		table[i] = (struct abi_checksum_piece){
-			.data = vk_memory_get_address(memory) + pieces[i].offset,
-			.n_bytes = pieces[i].n_bytes};
+	if (rc < 0)
+		return rc;
 	checksum_record(c, memory, n);
-	int rc = checksum_wait(c, ret_err);
+	rc = checksum_wait(c, ret_err);
 	if (rc)
 		return rc;
 	for (uint32_t i = 0; i < n; i++) {
-		uint64_t lanes = 0;
-		for (uint32_t k = 0; k < c->n_parts; k++)
-			lanes += *parts++;
-		ret_sums[i] = sum_finish(c->key, lanes, pieces[i].n_bytes);
+		uint64_t units = 0;
+		for (uint32_t k = 0; k < ABI_CHECKSUM_SUMS; k++)
+			units += *parts++;
+		ret_sums[i] = sum_finish(c->key, units, pieces[i].n_bytes);
 	}
 	return 0;
 }

@@ -18,9 +18,9 @@ struct vk_device;
 struct vk_memory;
 
 enum {
-	/* A submission: 2 GiB, half a millisecond where memory gives 4 TB/s; others' work goes in
+	/* A submission: 4 GiB, a millisecond where memory gives 4 TB/s; others' work goes in
 	 * between two. */
-	CHECKSUM_MAX_PIECES = 2048,
+	CHECKSUM_MAX_PIECES = 4096,
 };
 
 /* A condition: the device was lost. */
@@ -34,8 +34,8 @@ int must_check checksum_new(struct vk_device *d, const struct sum_key *key, stru
 struct checksum *checksum_free(struct checksum *c);
 
 /*
- * n pieces of one exported memory, 1 to CHECKSUM_MAX_PIECES; offsets that are multiples of 16 are
- * read faster. The memory is acquired from
+ * n pieces of one exported memory, 1 to CHECKSUM_MAX_PIECES; offsets are multiples of 16 (-EINVAL
+ * for others: weightd makes no such allocation). The memory is acquired from
  * VK_QUEUE_FAMILY_EXTERNAL and released again. Waits until it is done. Errors of vk_submit;
  * CHECKSUM_DEVICE_LOST.
  */

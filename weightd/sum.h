@@ -7,20 +7,17 @@
  * start; the last piece is short. It depends on the bytes and the key alone, not on where they are
  * nor on who sums them. shaders/checksum.comp computes the same.
  *
- * A piece is units u of 16 bytes, little-endian words w0 to w3; bytes behind the end are zeros.
- * Unit u is of lane l = u % SUM_LANES, which has key words k0 to k3 and an odd m. r and q are of
- *the key too, q odd and r = 5 mod 8. With + and * modulo 2^64, and (w + k) modulo 2^32:
+ * A piece is units u of 16 bytes, little-endian words w0 to w3; bytes behind its end are zeros.
+ *Each unit of a piece has key words k0 to k3 of its own, the same ones in all pieces; q is of the
+ *key too, and odd. With + and * modulo 2^64, and (w + k) modulo 2^32:
  *
  *	nh(u) = (w0 + k0) * (w1 + k1) + (w2 + k2) * (w3 + k3)
- *	h(l)  = h(l) * r + nh(u), from 0, for the units of lane l in order
- *	sum   = m(0) * h(0) + m(1) * h(1) + ... + n_bytes * q
+ *	sum   = nh(0) + nh(1) + ... + n_bytes * q
  *
- * nh is NH of Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC: Fast and Secure Message
- * Authentication, CRYPTO 1999, with 32-bit words: without the key, two units that differ have equal
- * nh with probability 2^-32 at most. m and r being odd, a difference of one unit stays one. A lane
- * uses its words again for each of its units, so that they stay in registers: who changes the top
- * bits of a whole lane may hope for 2^-23. Every trial changes weights and is found with the
- * complement of that, so the key has to be secret, and so have the sums: never on the wire.
+ * That is NH of Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC: Fast and Secure Message
+ * Authentication, CRYPTO 1999, with words of 32 bits: two pieces of one length that differ, in
+ * whatever way somebody without the key has chosen, have one sum with probability 2^-32 at most.
+ * With sums of known bytes the key could be solved for: both stay in weightd, never on the wire.
  */
 #include <stdint.h>
 
@@ -29,16 +26,15 @@
 enum {
 	SUM_PIECE_BYTES = 1 << 20,
 	SUM_UNIT_BYTES = ABI_CHECKSUM_UNIT_BYTES,
-	SUM_LANES = ABI_CHECKSUM_LANES,
+	SUM_UNITS = SUM_PIECE_BYTES / SUM_UNIT_BYTES,
 	SUM_SECRET_BYTES = 32,
 };
 
-/* Constant once it is made; any thread reads it. */
+/* Constant once it is made; any thread reads it. A mebibyte: not for a stack. */
 struct sum_key {
 	uint8_t secret[SUM_SECRET_BYTES];
-	struct abi_checksum_lane lanes[SUM_LANES];
-	uint64_t r;
 	uint64_t q;
+	uint32_t words[SUM_UNITS][4];
 };
 
 /* A piece, somewhere in a memory or a file. */
@@ -49,19 +45,18 @@ struct sum_range {
 
 /*
  * The stream SHA-256(label, secret, i) for i = 0, 1, ... (32-bit, little-endian; label is the 16
- * bytes of "weightd sum v1" and two zeros), taken little-endian: k0 to k3 and m of lane 0, of lane
- * 1, ..., then r and q. m and q get bit 0 set, the low three bits of r become 5: so r^d - 1 has as
- * few factors of 2 as an odd r can give.
+ * bytes of "weightd sum v1" and two zeros), taken little-endian: q, of which bit 0 is set, eight
+ * bytes that are dropped, then k0 to k3 of unit 0, of unit 1, ... Takes some milliseconds.
  */
 void sum_key_init(struct sum_key *key, const uint8_t secret[SUM_SECRET_BYTES]);
 
 /* n_bytes at most SUM_PIECE_BYTES; data needs no alignment. Pure. */
 uint64_t sum_piece(const struct sum_key *key, const void *data, uint64_t n_bytes);
 
-/* What is left to do once m(l) * h(l) of all lanes are added up. */
-static inline uint64_t sum_finish(const struct sum_key *key, uint64_t lanes, uint64_t n_bytes)
+/* What is left to do once nh of all units are added up. */
+static inline uint64_t sum_finish(const struct sum_key *key, uint64_t units, uint64_t n_bytes)
 {
-	return lanes + n_bytes * key->q;
+	return units + n_bytes * key->q;
 }
 
 static inline uint64_t sum_count_pieces(uint64_t n_bytes)

@@ -11,7 +11,7 @@ import hashlib
 import struct
 import sys
 
-LANES = 256
+UNITS = 65536
 M64 = (1 << 64) - 1
 M32 = (1 << 32) - 1
 
@@ -32,26 +32,17 @@ class Key:
     def __init__(self, secret):
         label = b"weightd sum v1\0\0"
         stream = b"".join(hashlib.sha256(label + secret + struct.pack("<I", i)).digest()
-                          for i in range(LANES * 24 // 32 + 1))
-        self.lanes = []
-        for lane in range(LANES):
-            *k, m = struct.unpack_from("<4IQ", stream, 24 * lane)
-            self.lanes.append((k, m | 1))
-        r, q = struct.unpack_from("<2Q", stream, 24 * LANES)
-        self.r = r - r % 8 + 5
-        self.q = q | 1
+                          for i in range(UNITS // 2 + 1))
+        self.q = struct.unpack_from("<Q", stream)[0] | 1
+        self.units = list(struct.iter_unpack("<4I", stream[16:16 * (UNITS + 1)]))
 
 
 def piece_sum(key, data):
-    h = [0] * LANES
-    padded = data + bytes(-len(data) % 16)
-    for unit, w in enumerate(struct.iter_unpack("<4I", padded)):
-        k, _ = key.lanes[unit % LANES]
-        v = [(a + b) & M32 for a, b in zip(w, k)]
-        h[unit % LANES] = (h[unit % LANES] * key.r + v[0] * v[1] + v[2] * v[3]) & M64
     total = len(data) * key.q
-    for (_, m), value in zip(key.lanes, h):
-        total += m * value
+    padded = data + bytes(-len(data) % 16)
+    for w, k in zip(struct.iter_unpack("<4I", padded), key.units):
+        v = [(a + b) & M32 for a, b in zip(w, k)]
+        total += v[0] * v[1] + v[2] * v[3]
     return total & M64
 
 

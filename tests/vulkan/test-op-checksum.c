@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The checksum kernel against weightd/sum: all short lengths, lengths about a piece, addresses of
- * every alignment; and what must change the sum: any byte, blocks, lanes and pieces that trade
- * places. What is behind the end is poison.
+ * every alignment that allocations have; and what must change the sum: any byte, units, parts and
+ * pieces that trade places. What is behind the end is poison.
  */
 #include <inttypes.h>
 
@@ -15,9 +15,8 @@ static uint64_t seed;
 
 struct job {
 	struct op_arena a;
-	struct sum_key key;
+	struct sum_key *key;
 	uint32_t n;
-	uint64_t lanes;
 	uint64_t at[MAX_PIECES]; /* in the arena */
 	uint32_t n_bytes[MAX_PIECES];
 	uint64_t sums[MAX_PIECES]; /* of the last run */
@@ -29,12 +28,15 @@ static void new_key(struct job *j)
 
 	for (uint32_t i = 0; i < sizeof(secret); i++)
 		secret[i] = (uint8_t)op_arena_random(&j->a, 0, 255);
-	sum_key_init(&j->key, secret);
+	sum_key_init(j->key, secret);
 }
 
 static void init(struct job *j)
 {
+	static struct sum_key key;
+
 	op_arena_init(&j->a, ARENA_BYTES, seed);
+	j->key = &key;
 	new_key(j);
 	j->n = 0;
 }
@@ -53,36 +55,35 @@ static void add(struct job *j, uint32_t n_bytes, uint32_t skew)
 static void run(struct job *j)
 {
 	struct op_arena *a = &j->a;
-	uint32_t n_parts = SUM_LANES / op_pool_get_subgroup_size(a->pool);
-	uint64_t before = a->at;
-	uint64_t lanes = op_arena_take(a, sizeof(j->key.lanes), 0);
+	uint32_t n_groups = (j->n + ABI_CHECKSUM_GROUP - 1) / ABI_CHECKSUM_GROUP;
+	uint64_t n_sum_bytes = (uint64_t)j->n * ABI_CHECKSUM_SUMS * 8, before = a->at;
+	uint64_t keys = op_arena_take(a, sizeof(j->key->words), 0);
 	uint64_t table = op_arena_take(a, j->n * sizeof(struct abi_checksum_piece), 0);
-	uint64_t sums = op_arena_take(a, (uint64_t)j->n * n_parts * 8, 0);
+	uint64_t sums = op_arena_take(a, n_sum_bytes, 0);
 	struct op_pool_kernel kernel = {.id = KERNELS_CHECKSUM, .n_subgroups = N_SUBGROUPS};
 	struct abi_checksum push = {.pieces = op_arena_address(a, table),
-		.lanes = op_arena_address(a, lanes),
+		.keys = op_arena_address(a, keys),
 		.sums = op_arena_address(a, sums),
-		.r = {(uint32_t)j->key.r, (uint32_t)(j->key.r >> 32)},
 		.n = j->n};
 	struct err e = ERR_NULL;
 
-	memcpy(a->map + lanes, j->key.lanes, sizeof(j->key.lanes));
+	memcpy(a->map + keys, j->key->words, sizeof(j->key->words));
 	for (uint32_t i = 0; i < j->n; i++)
 		((struct abi_checksum_piece *)(a->map + table))[i] = (struct abi_checksum_piece){
 			.data = op_arena_address(a, j->at[i]), .n_bytes = j->n_bytes[i]};
 	memset(a->is_written, 0, a->n_bytes);
-	op_arena_expect(a, sums, (uint64_t)j->n * n_parts * 8);
-	for (uint64_t i = 0; i < (uint64_t)j->n * n_parts * 2; i++)
+	op_arena_expect(a, sums, n_sum_bytes);
+	for (uint64_t i = 0; i < n_sum_bytes / 4; i++)
 		((uint32_t *)(a->map + sums))[i] = 0x7fc0dead;
-	on_device_check(
-		op_pool_dispatch(a->pool, op_arena_begin(a), &kernel, &push, j->n * n_parts, 1, &e),
+	on_device_check(op_pool_dispatch(a->pool, op_arena_begin(a), &kernel, &push,
+				n_groups * ABI_CHECKSUM_PARTS, 1, &e),
 		&e, "dispatch");
 	op_arena_run(a);
 	for (uint32_t i = 0; i < j->n; i++) {
 		uint64_t sum = 0;
-		for (uint32_t k = 0; k < n_parts; k++)
-			sum += ((uint64_t *)(a->map + sums))[i * n_parts + k];
-		j->sums[i] = sum_finish(&j->key, sum, j->n_bytes[i]);
+		for (uint32_t k = 0; k < ABI_CHECKSUM_SUMS; k++)
+			sum += ((uint64_t *)(a->map + sums))[i * ABI_CHECKSUM_SUMS + k];
+		j->sums[i] = sum_finish(j->key, sum, j->n_bytes[i]);
 	}
 	a->at = before;
 }
@@ -91,7 +92,7 @@ static void check(struct job *j)
 {
 	run(j);
 	for (uint32_t i = 0; i < j->n; i++) {
-		uint64_t expected = sum_piece(&j->key, j->a.map + j->at[i], j->n_bytes[i]);
+		uint64_t expected = sum_piece(j->key, j->a.map + j->at[i], j->n_bytes[i]);
 		if (j->sums[i] != expected)
 			fail_msg("seed %" PRIu64 ": piece %u of %u bytes at %" PRIu64
 				 ": expected %016" PRIx64 ", found %016" PRIx64,
@@ -111,20 +112,34 @@ static void test_short(void **state)
 	op_arena_fini(&j.a);
 }
 
+/* As tensors lie in allocations and in windows of files. */
 static void test_skewed(void **state)
 {
 	struct job j;
 
 	(void)state;
 	init(&j);
-	for (uint32_t skew = 0; skew < 36; skew++)
+	for (uint32_t skew = 0; skew < 256; skew += 16) {
 		add(&j, op_arena_random(&j.a, 1, 200), skew);
-	/* As tensors lie in allocations and in windows of files. */
-	for (uint32_t skew = 0; skew < 256; skew += 16)
 		add(&j, op_arena_random(&j.a, 4000, 9000), skew);
-	add(&j, 9001, 7);
+	}
 	check(&j);
 	op_arena_fini(&j.a);
+}
+
+/* Groups that are not full, of long pieces and short ones. */
+static void test_groups(void **state)
+{
+	struct job j;
+
+	(void)state;
+	for (uint32_t n = 1; n <= 2 * ABI_CHECKSUM_GROUP + 1; n++) {
+		init(&j);
+		for (uint32_t i = 0; i < n; i++)
+			add(&j, op_arena_random(&j.a, 1, i % 3 ? 40 : 60000), 0);
+		check(&j);
+		op_arena_fini(&j.a);
+	}
 }
 
 static void test_about_a_piece(void **state)
@@ -176,7 +191,7 @@ static void swap_bytes(struct job *j, uint32_t piece, uint32_t a, uint32_t b, ui
 
 static void test_places_count(void **state)
 {
-	const uint32_t row = SUM_LANES * SUM_UNIT_BYTES, n = 16 * row;
+	const uint32_t row = ABI_CHECKSUM_PARTS * 8 * SUM_UNIT_BYTES, n = 32 * row;
 	struct job j;
 
 	(void)state;
@@ -185,11 +200,11 @@ static void test_places_count(void **state)
 		add(&j, n, 0);
 		memcpy(j.a.map + j.at[i], j.a.map + j.at[0], n);
 	}
-	swap_bytes(&j, 1, 0, 5 * row, SUM_UNIT_BYTES);        /* units of one lane */
+	swap_bytes(&j, 1, 0, 8 * row, SUM_UNIT_BYTES);        /* units of one lane */
 	swap_bytes(&j, 2, 0, SUM_UNIT_BYTES, SUM_UNIT_BYTES); /* of two lanes */
 	swap_bytes(&j, 3, 0, 3 * row, row);                   /* rows of all lanes */
-	for (uint32_t i = 0; i < 16; i++)                     /* all of two lanes */
-		swap_bytes(&j, 4, i * row, i * row + 7 * SUM_UNIT_BYTES, SUM_UNIT_BYTES);
+	for (uint32_t i = 0; i < 32; i++)                     /* all of two parts */
+		swap_bytes(&j, 4, i * row, i * row + row / 2, row / 8);
 	for (uint32_t i = 0; i < n; i++) /* another piece */
 		j.a.map[j.at[5] + i] = (uint8_t)op_arena_random(&j.a, 0, 255);
 	check(&j);
@@ -228,6 +243,7 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		CASE(test_short),
 		CASE(test_skewed),
+		CASE(test_groups),
 		CASE(test_about_a_piece),
 		CASE(test_any_byte),
 		CASE(test_places_count),
