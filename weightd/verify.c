@@ -121,6 +121,11 @@ void verify_take(struct service *s, uint32_t slot, const struct loader_result *r
 {
 	struct verify *v;
 
+	if (r->code < 0 && r->code != -ECANCELED)
+		log_warn("generation %llu: %s", (unsigned long long)r->generation, r->err.text);
+	/* Who reads the answer finds it done. */
+	if (r->report->n_tensors > 0)
+		corrupt_found(s, r->generation, slot, r->report);
 	TAILQ_FOREACH(v, &s->verifies, entry)
 	if (v->id == r->tag)
 		break;
@@ -129,10 +134,6 @@ void verify_take(struct service *s, uint32_t slot, const struct loader_result *r
 		if (--v->n_left == 0)
 			verify_answer(s, v);
 	}
-	if (r->code < 0 && r->code != -ECANCELED)
-		log_warn("generation %llu: %s", (unsigned long long)r->generation, r->err.text);
-	if (r->report->n_tensors > 0)
-		corrupt_found(s, r->generation, slot, r->report);
 	free(r->report);
 }
 
