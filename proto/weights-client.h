@@ -105,7 +105,7 @@ struct weights_client_generation {
 	uint64_t unmet_bytes; /* paged for want of a better placement */
 	uint8_t identity[32]; /* of the contents */
 	bool has_identity;
-	uint64_t verified_ns; /* since every checksum was found right; 0: never */
+	uint64_t verified_ns; /* see Generation.verified_ns */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };

@@ -12,6 +12,7 @@
 #include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
+#include "weightd/source.h"
 #include "weightd/sum-file.h"
 #include "weightd/sum.h"
 #include "weightd/sums.h"
@@ -161,16 +162,24 @@ bool check_is_over(const struct check *c, const struct check_pass *pass)
 /* ---- one step ---- */
 
 static bool check_is_skipped(
-	const struct check *c, const struct export *e, uint32_t tensor, struct check_pass *pass)
+	const struct check *c, const struct export *e, uint32_t tensor, enum check_scope scope)
 {
 	const struct manifest_tensor *t = &c->manifest->tensors[tensor];
+	bool is_in_file = e->allocs[t->alloc].handle == EXPORT_FILE;
 
-	if (t->n_bytes == 0)
+	if (t->n_bytes == 0 || (is_in_file && scope == CHECK_MEMORY))
 		return true;
-	if (!pass->without_files || e->allocs[t->alloc].handle != EXPORT_FILE)
-		return false;
-	pass->has_skipped = true;
-	return true;
+	return is_in_file && scope == CHECK_WRITABLE && !source_is_writable(e->source);
+}
+
+uint64_t check_count_bytes(const struct check *c, const struct export *e, enum check_scope scope)
+{
+	uint64_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < c->manifest->n_tensors; i++)
+		if (!check_is_skipped(c, e, i, scope))
+			n_bytes += c->manifest->tensors[i].n_bytes;
+	return n_bytes;
 }
 
 /* Takes pieces, from where the pass is, and moves it on. */
@@ -183,7 +192,7 @@ static void check_gather(struct check *c, const struct export *e, uint32_t max_p
 	for (; pass->next < m->n_tensors; pass->next++, pass->piece = 0) {
 		uint32_t index = c->order[pass->next];
 		const struct manifest_tensor *t = &m->tensors[index];
-		if (check_is_skipped(c, e, index, pass))
+		if (check_is_skipped(c, e, index, pass->scope))
 			continue;
 		if (b->n > 0 && t->alloc != b->alloc)
 			return;
@@ -255,15 +264,15 @@ static void check_judge_batch(struct check *c, const struct export *e, const str
 	}
 }
 
-static void check_end_pass(
-	struct check *c, const struct check_means *means, const struct check_pass *pass)
+static void check_end_pass(struct check *c, const struct export *e, const struct check_means *means,
+	const struct check_pass *pass)
 {
-	if (pass->has_difference || !sums_is_complete(c->sums))
+	if (pass->has_difference)
 		return;
 	if (!atomic_load(&c->has_identity) &&
 		identity_make(means->key, c->description, c->sums, c->identity) == 0)
 		atomic_store(&c->has_identity, true);
-	if (!pass->has_skipped)
+	if (check_count_bytes(c, e, pass->scope) >= check_count_bytes(c, e, CHECK_WRITABLE))
 		atomic_store(&c->clean_ns, pass->start_ns);
 }
 
@@ -290,14 +299,14 @@ int check_step(struct check *c, const struct export *e, const struct check_means
 	check_judge_batch(c, e, b, pass, report);
 	report->elapsed_ns += check_now_ns() - start_ns;
 	if (check_is_over(c, pass))
-		check_end_pass(c, means, pass);
+		check_end_pass(c, e, means, pass);
 	return 0;
 }
 
 int check_run(struct check *c, const struct export *e, const struct check_means *means,
-	bool without_files, struct err *ret_err, struct check_report *ret_report)
+	enum check_scope scope, struct err *ret_err, struct check_report *ret_report)
 {
-	struct check_pass pass = {.without_files = without_files};
+	struct check_pass pass = {.scope = scope};
 	int rc = 0;
 
 	memset(ret_report, 0, sizeof(*ret_report));

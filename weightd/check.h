@@ -8,7 +8,9 @@
  *
  * Memory is summed by the device it is on, windows of files and memfds by CPU threads. Tensors that
  * lie in the model file itself get their sums in the first pass that reads files, not at the load:
- * a load does not read them. Until then they have none, and the generation no identity.
+ * a load does not read them. Until then they have none, and the generation no identity. A scrub
+ * leaves a file alone that nobody can write to through us: weightd/service watches it, and reading
+ * it again and again would cost the disk's time and the page cache.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -16,6 +18,12 @@
 
 #include "proto/util/cleanup.h"
 #include "weightd/identity.h"
+
+enum check_scope {
+	CHECK_ALL,      /* every tensor */
+	CHECK_WRITABLE, /* but those in a file that was not handed out for writing */
+	CHECK_MEMORY,   /* but those in the file */
+};
 
 struct check;
 struct checksum;
@@ -52,11 +60,10 @@ struct check_means {
 
 /* Where a pass through all tensors is; zero is before the first. */
 struct check_pass {
-	bool without_files;
+	enum check_scope scope;
 	uint32_t next;
 	uint64_t piece; /* of the tensor `next` */
 	uint64_t start_ns;
-	bool has_skipped; /* tensors in files */
 	bool has_difference;
 	uint32_t last_difference; /* tensor */
 };
@@ -78,14 +85,17 @@ const struct sums *check_get_sums(const struct check *c);
 /* Bytes of all tensors; constant, any thread. */
 uint64_t check_get_bytes(const struct check *c);
 
+/* Of the tensors that a pass of the scope looks at. Loader thread. */
+uint64_t check_count_bytes(const struct check *c, const struct export *e, enum check_scope scope);
+
 /* A condition of check_step and check_run: the device was lost. */
 enum { CHECK_DEVICE_LOST = 1 };
 
 /*
  * Sums at most max_pieces pieces (at most CHECKSUM_MAX_PIECES) of one allocation, from where the
- * pass is; adds to the report. At the end of a pass in which nothing differed check_get_clean_ns
- * becomes the pass's start. -ENODEV: memory whose device is gone; -ECANCELED; -ENOMEM; errors of
- * sum_file_run and checksum_run.
+ * pass is; adds to the report. At the end of a pass that looked at all that others can write to,
+ * and in which nothing differed, check_get_clean_ns becomes the pass's start. -ENODEV: memory whose
+ * device is gone; -ECANCELED; -ENOMEM; errors of sum_file_run and checksum_run.
  */
 int must_check check_step(struct check *c, const struct export *e, const struct check_means *means,
 	uint32_t max_pieces, struct check_pass *pass, struct err *ret_err,
@@ -96,9 +106,9 @@ bool check_is_over(const struct check *c, const struct check_pass *pass);
 
 /* A whole pass. *ret_report is written on failure too. Errors of check_step. */
 int must_check check_run(struct check *c, const struct export *e, const struct check_means *means,
-	bool without_files, struct err *ret_err, struct check_report *ret_report);
+	enum check_scope scope, struct err *ret_err, struct check_report *ret_report);
 
-/* CLOCK_MONOTONIC; 0: not every sum has been found right yet. Any thread. */
+/* See check_step; 0: not yet. Any thread. */
 uint64_t check_get_clean_ns(const struct check *c);
 
 /* False while it is not known. Any thread. */

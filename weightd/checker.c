@@ -59,7 +59,7 @@ int checker_run(struct checker *c, struct vk_device *d, struct export *e, struct
 
 	memset(ret_report, 0, sizeof(*ret_report));
 	if (rc == 0)
-		rc = check_run(e->check, e, &means, false, ret_err, ret_report);
+		rc = check_run(e->check, e, &means, CHECK_ALL, ret_err, ret_report);
 	if (ret_report->n_tensors > 0)
 		e->is_suspect = true;
 	return rc;

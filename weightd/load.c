@@ -284,7 +284,7 @@ static int load_sum(struct load *l, struct err *ret_err)
 	means.checksum = params->device ? *params->checksum : NULL;
 	rc = load_make_check(l, ret_err);
 	if (rc == 0)
-		rc = check_run(l->export->check, l->export, &means, true, ret_err, &report);
+		rc = check_run(l->export->check, l->export, &means, CHECK_MEMORY, ret_err, &report);
 	if (rc)
 		return rc == CHECK_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
 	rc = load_judge_sums(l, &report, ret_err);

@@ -55,7 +55,7 @@ uint64_t scrub_get_next(const struct scrub *s, uint64_t start_ns, uint64_t n_byt
 
 static bool scrub_is_looked_at(const struct export *e)
 {
-	return e->check && !e->is_suspect;
+	return e->check && !e->is_suspect && check_count_bytes(e->check, e, CHECK_WRITABLE) > 0;
 }
 
 uint64_t scrub_count_bytes(const struct export *first)
@@ -64,7 +64,7 @@ uint64_t scrub_count_bytes(const struct export *first)
 
 	for (const struct export *e = first; e; e = TAILQ_NEXT(e, entry))
 		if (scrub_is_looked_at(e))
-			n_bytes += check_get_bytes(e->check);
+			n_bytes += check_count_bytes(e->check, e, CHECK_WRITABLE);
 	return n_bytes;
 }
 
@@ -89,7 +89,7 @@ struct export *scrub_find(struct scrub *s, struct export *first)
 static int scrub_look_again(struct export *e, const struct check_means *means, struct err *ret_err,
 	struct check_report *ret_report)
 {
-	int rc = check_run(e->check, e, means, false, ret_err, ret_report);
+	int rc = check_run(e->check, e, means, CHECK_ALL, ret_err, ret_report);
 
 	e->is_suspect = true;
 	if (rc)
@@ -107,6 +107,7 @@ int scrub_run(struct scrub *s, struct export *e, const struct check_means *means
 	uint64_t start_ns = scrub_now_ns();
 
 	memset(ret_report, 0, sizeof(*ret_report));
+	e->scrub_pass.scope = CHECK_WRITABLE;
 	int rc = check_step(e->check, e, means, scrub_get_pieces(s, n_total_bytes), &e->scrub_pass,
 		ret_err, ret_report);
 	s->next_ns = scrub_get_next(

@@ -111,6 +111,12 @@ def wait_for(what, condition):
         time.sleep(0.05)
 
 
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+        user, system = f.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def check_found(site, places, *args):
     """Both tensors are named, at the right offset; then all is well again."""
     weightd = start(site, *args)
@@ -124,12 +130,14 @@ def check_found(site, places, *args):
     for tensor, offset in places:
         check_equal(rows[tensor]["offset"], offset >> 20 << 20, f"offset in {tensor}")
         check(0 < rows[tensor]["n_bytes"] <= 1 << 20, rows[tensor])
-    wait_for("a new generation", lambda: generations(site).get(2, {}).get("state") == "ready")
+    # Who asks for the model meanwhile waits for what comes.
+    worker = site.worker("demo")
     check_equal(generations(site)[1]["state"], "lost", "the one that was written into")
+    check_equal(generations(site)[2]["state"], "ready", "the one that follows")
     after = verify_clean(site)
     check_equal(after["generation"], 2, "generation")
     check_equal(after["n_bytes"], before["n_bytes"], "bytes that were summed")
-    check_equal(site.ctl("ask", QUESTION, worker=site.worker("demo")).out, ANSWER, "answer")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer")
     # Log and event name who had it.
     line = next(x for x in weightd.log().splitlines() if "changed in memory" in x)
     for word in [t for t, _ in places] + [f"pid {rogue.process.pid}"]:
@@ -221,6 +229,32 @@ def test_scrub_finds_staged_memory(site):
     check_scrubbed(site, [(FIRST, 4)], "--place", "*=staged")
 
 
+def test_scrub_finds_a_writable_file(site):
+    path = os.path.join(site.dir, "copy.gguf")
+    shutil.copy(harness.MODEL, path)
+    weightd = start(site, "--scrub", "1", "--scrub-budget", "100", "--place", "*=pinned",
+                    "--pin-writable", "demo", path=path)
+    watcher = Watcher(site)
+    wait_for("a first round", lambda: generations(site)[1]["verified_ns"])
+    rogue = Rogue(site, (FIRST, 4))
+    check(FIRST in watcher.wait(CORRUPT)[6].decode(), "the tensor's name")
+    watcher.wait(LOST)
+    check("the bytes are those of the model file itself" in weightd.log(), weightd.log())
+    rogue.end()
+
+
+def test_scrub_leaves_files_alone(site):
+    """Weights in a file that nobody can write to through us are not read again and again."""
+    weightd = start(site, "--scrub", "1", "--scrub-budget", "100", "--place", "blk.*=pinned")
+    wait_for("a second round", lambda: generations(site)[1]["verified_ns"] < 5e8)
+    check_equal(generations(site)[1]["identity"], "", "identity before every tensor was read")
+    weightd.stop()
+    weightd = start(site, "--scrub", "1", "--place", "*=pinned")
+    before = cpu_seconds(weightd.pid)
+    time.sleep(3)
+    check(cpu_seconds(weightd.pid) - before < 1, "with nothing to look at it is busy")
+
+
 def test_scrub_leaves_a_clean_model(site):
     weightd = site.weightd({"demo": harness.MODEL}, ["--scrub", "1", "--scrub-budget", "100"])
     time.sleep(4)
@@ -300,8 +334,14 @@ def test_other_models_are_served(site):
     running = [site.start_ctl("--json", "verify", "demo") for _ in range(8)]
     for _ in range(5):
         check_equal(generations(site)[1]["state"], "ready", "state")
+    gone = [site.start_ctl("--json", "verify", "demo") for _ in range(4)]
+    for process in gone:
+        process.kill()
     for process in running:
         check_equal(site.finish_ctl(process).status, 0, "exit status")
+    for process in gone:
+        process.communicate()
+    verify_clean(site)
 
 
 def test_refused(site):
