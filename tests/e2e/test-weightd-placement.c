@@ -194,6 +194,17 @@ static void test_offers(void **state)
 	site_stop(&s);
 }
 
+/* Bytes that a check sums, of all devices that have the model; it finds nothing. */
+static uint64_t verify(struct weights_client *c)
+{
+	struct weights_client_verified v;
+	struct err e = ERR_NULL;
+
+	check(weights_client_verify(c, "atlas", &e, &v), &e, "verify");
+	assert_int_equal(v.n_tensors, 0);
+	return v.n_bytes;
+}
+
 /* A device that weightd does not have: host memory alone, which a first client's may be too. */
 static void test_foreign_device(void **state)
 {
@@ -211,12 +222,14 @@ static void test_foreign_device(void **state)
 	for (uint32_t i = 0; i < a.n_allocs; i++)
 		if (a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD)
 			inode = a.allocs[i].inode;
+	uint64_t n_bytes = verify(c);
 	b = get(other, ALL_HANDLES, 1);
 	for (uint32_t i = 0; i < b.n_allocs; i++) {
 		assert_int_equal(b.allocs[i].placement, MANIFEST_PLACEMENT_STAGED);
 		assert_int_equal(b.allocs[i].inode, inode);
 	}
 	check_windows(&b);
+	assert_int_equal(verify(c), 2 * n_bytes);
 	assert_int_equal(b.generation, a.generation);
 	struct weights_client_status status = get_status(c);
 	const struct weights_client_generation *g = &status.models[0].generations[0];
@@ -569,7 +582,9 @@ static void test_two_devices(void **state)
 	assert_int_equal(status.devices[1].heaps[0].weights_bytes, 0);
 	weights_client_status_fini(&status);
 	a = get(c, ALL_HANDLES, 0);
+	uint64_t n_bytes = verify(c);
 	b = get(other, ALL_HANDLES, 0xff);
+	assert_int_equal(verify(other), 2 * n_bytes);
 	assert_int_equal(a.n_allocs, b.n_allocs);
 	for (uint32_t i = 0; i < a.n_allocs; i++) {
 		assert_int_equal(a.allocs[i].placement, b.allocs[i].placement);
