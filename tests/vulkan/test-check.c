@@ -266,6 +266,67 @@ static void test_staged(void **state)
 	loader_free(l);
 }
 
+/* Sums that were kept outside find what changed meanwhile; those of another model are refused. */
+static void test_kept_sums(void **state)
+{
+	static const uint8_t description[IDENTITY_BYTES] = {1};
+	static struct check_report report;
+	const struct check_means means = {.key = &key};
+	struct policy policy = {0};
+	struct source *source = make_source(NULL);
+	struct sums *sums = NULL, *other = NULL;
+	struct check *check = NULL;
+	struct err e = ERR_NULL;
+	uint8_t *data = NULL, byte;
+	uint64_t n_bytes;
+
+	(void)state;
+	on_device_check(policy_add_rule(&policy, "*=staged", &e), &e, "rule");
+	struct loader *l = start(&policy);
+	struct export *x = load(l, 1, source).export;
+	assert_int_equal(sums_pack(check_get_sums(x->check), &data, &n_bytes), 0);
+	on_device_check(sums_unpack(data, n_bytes, &e, &sums), &e, "unpack");
+	free(data);
+	on_device_check(check_new(x->manifest_fd, description, sums, &e, &check), &e, "check");
+	on_device_check(check_run(check, x, &means, CHECK_ALL, &e, &report), &e, "run");
+	assert_int_equal(report.n_tensors, 0);
+	assert_int_equal(pread(source_get_memfd(source), &byte, 1, 0), 1);
+	byte ^= 0x80;
+	assert_int_equal(pwrite(source_get_memfd(source), &byte, 1, 0), 1);
+	on_device_check(check_run(check, x, &means, CHECK_ALL, &e, &report), &e, "run");
+	assert_int_equal(report.n_tensors, 1);
+	check_free(check);
+	assert_int_equal(sums_new(1, (const uint64_t[]){5}, &other), 0);
+	assert_int_equal(check_new(x->manifest_fd, description, other, &e, &check), -EINVAL);
+	sums_free(other);
+	source_unref(source);
+	loader_free(l);
+}
+
+static void test_cut_file(void **state)
+{
+	struct policy policy = {0};
+	int fd;
+	struct source *source = make_source(&fd);
+	struct err e = ERR_NULL;
+	struct stat st;
+
+	(void)state;
+	on_device_check(policy_add_rule(&policy, "*=paged", &e), &e, "rule");
+	struct loader *l = start(&policy);
+	struct export *x = load(l, 1, source).export;
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(ftruncate(fd, st.st_size / 2), 0);
+	start_check(l, x, 1);
+	struct loader_result r = wait_result(l);
+	assert_int_equal(r.code, -ENODATA);
+	assert_int_equal(r.report->n_tensors, 0);
+	free(r.report);
+	close(fd);
+	source_unref(source);
+	loader_free(l);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -275,6 +336,8 @@ int main(void)
 		CASE(test_left),
 		CASE(test_device_lost),
 		CASE(test_staged),
+		CASE(test_kept_sums),
+		CASE(test_cut_file),
 	};
 
 	sum_key_init(&key, (const uint8_t[SUM_SECRET_BYTES]){2});
