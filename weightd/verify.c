@@ -13,14 +13,17 @@
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
 
-/* One request, while loaders work on it. */
+/*
+ * One request. Those for a generation that is being checked wait until that ends, and then share
+ * one check: whoever asks, and however often, loaders have one of a generation to do.
+ */
 struct verify {
-	uint64_t id; /* the tag of its checks */
-	uint64_t peer;
+	uint64_t tag;  /* of its checks; 0: not begun */
+	uint64_t peer; /* 0: nobody waits any more, but loaders still work on it */
 	uint64_t request;
 	uint64_t generation;
 	uint32_t n_left;
-	struct check_report report; /* of all so far; elapsed_ns: from the request */
+	struct check_report report; /* of all so far; elapsed_ns: from start_ns */
 	uint64_t start_ns;
 	int code; /* of the first that failed */
 	struct err err;
@@ -45,22 +48,69 @@ static void verify_free(struct service *s, struct verify *v)
 	free(v);
 }
 
-/* Checks that were begun stay with a tag that nobody has any more. */
-static int verify_start(struct service *s, struct verify *v, struct err *ret_err)
+/* Checks that were begun go on with a tag that nobody has. */
+static int verify_check(
+	struct service *s, uint64_t generation, uint64_t tag, struct err *ret_err, uint32_t *ret_n)
 {
-	const struct service_generation *data = registry_find(s->registry, v->generation)->data;
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	uint32_t n = 0;
 
+	if (!g || g->state != REGISTRY_READY)
+		return err_set(ret_err, ENOENT, "generation %llu is not ready any more",
+			(unsigned long long)generation);
+	const struct service_generation *data = g->data;
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
 		struct export *e = data->residencies[i].export;
 		if (!e)
 			continue;
-		int rc = loader_check(
-			s->params->loaders[i % s->params->n_loaders], e, v->id, ret_err);
+		int rc =
+			loader_check(s->params->loaders[i % s->params->n_loaders], e, tag, ret_err);
 		if (rc < 0)
 			return rc;
-		v->n_left++;
+		n++;
 	}
+	*ret_n = n;
 	return 0;
+}
+
+static void verify_answer(struct service *s, struct verify *v)
+{
+	struct peer *p = peer_find(s->params->peers, v->peer);
+
+	v->report.elapsed_ns = service_now_ns() - v->start_ns;
+	if (p)
+		p->n_pending--;
+	if (p && v->code < 0)
+		rpc_reply_error(p, v->request, v->code, &v->err);
+	else if (p)
+		rpc_reply_verified(p, v->request, v->generation, &v->report);
+	verify_free(s, v);
+}
+
+/* All requests for the generation that wait, unless one is under way. */
+static void verify_start(struct service *s, uint64_t generation)
+{
+	uint64_t tag = ++s->last_verify;
+	struct err err = ERR_NULL;
+	struct verify *v, *next;
+	uint32_t n = 0;
+
+	TAILQ_FOREACH(v, &s->verifies, entry)
+	if (v->generation == generation && v->tag)
+		return;
+	int rc = verify_check(s, generation, tag, &err, &n);
+	for (v = TAILQ_FIRST(&s->verifies); v; v = next) {
+		next = TAILQ_NEXT(v, entry);
+		if (v->generation != generation)
+			continue;
+		v->tag = tag;
+		v->n_left = n;
+		v->start_ns = service_now_ns();
+		v->code = rc;
+		v->err = err;
+		if (rc < 0)
+			verify_answer(s, v);
+	}
 }
 
 int verify_begin(
@@ -74,18 +124,13 @@ int verify_begin(
 	struct verify *v = calloc(1, sizeof(*v));
 	if (!v)
 		return err_set(ret_err, ENOMEM, "model %s: out of memory", model);
-	v->id = ++s->last_verify;
 	v->peer = p->id;
 	v->request = request;
 	v->generation = g->id;
-	v->start_ns = service_now_ns();
 	TAILQ_INSERT_TAIL(&s->verifies, v, entry);
-	rc = verify_start(s, v, ret_err);
-	if (rc < 0)
-		verify_free(s, v);
-	else
-		p->n_pending++;
-	return rc;
+	p->n_pending++;
+	verify_start(s, g->id);
+	return 0;
 }
 
 static void verify_add(struct verify *v, const struct loader_result *r)
@@ -103,37 +148,35 @@ static void verify_add(struct verify *v, const struct loader_result *r)
 	}
 }
 
-static void verify_answer(struct service *s, struct verify *v)
+/* A check has ended; those who wait for the next one have it begun. */
+static void verify_end(struct service *s, const struct loader_result *r)
 {
-	struct peer *p = peer_find(s->params->peers, v->peer);
+	struct verify *v, *next;
+	bool is_over = false;
 
-	v->report.elapsed_ns = service_now_ns() - v->start_ns;
-	if (p)
-		p->n_pending--;
-	if (p && v->code < 0)
-		rpc_reply_error(p, v->request, v->code, &v->err);
-	else if (p)
-		rpc_reply_verified(p, v->request, v->generation, &v->report);
-	verify_free(s, v);
+	for (v = TAILQ_FIRST(&s->verifies); v; v = next) {
+		next = TAILQ_NEXT(v, entry);
+		if (v->tag != r->tag)
+			continue;
+		verify_add(v, r);
+		if (--v->n_left > 0)
+			continue;
+		verify_answer(s, v);
+		is_over = true;
+	}
+	if (is_over)
+		verify_start(s, r->generation);
 }
 
 void verify_take(struct service *s, uint32_t slot, const struct loader_result *r)
 {
-	struct verify *v;
-
 	if (r->code < 0 && r->code != -ECANCELED)
 		log_warn("generation %llu: %s", (unsigned long long)r->generation, r->err.text);
 	/* Who reads the answer finds it done. */
 	if (r->report->n_tensors > 0)
 		corrupt_found(s, r->generation, slot, r->report);
-	TAILQ_FOREACH(v, &s->verifies, entry)
-	if (v->id == r->tag)
-		break;
-	if (v) {
-		verify_add(v, r);
-		if (--v->n_left == 0)
-			verify_answer(s, v);
-	}
+	if (r->tag)
+		verify_end(s, r);
 	free(r->report);
 }
 
@@ -143,8 +186,10 @@ void verify_forget(struct service *s, const struct peer *p)
 
 	while (v) {
 		struct verify *next = TAILQ_NEXT(v, entry);
-		if (!p || v->peer == p->id)
+		if (!p || (v->peer == p->id && !v->tag))
 			verify_free(s, v);
+		else if (v->peer == p->id)
+			v->peer = 0;
 		v = next;
 	}
 }

@@ -4,7 +4,8 @@
 
 /*
  * Verify requests: a check of the newest generation on every loader that has memory of it, one
- * answer when all have ended. And what checks found, whoever asked for them. Loop thread.
+ * answer when all have ended. A generation is checked once at a time, whoever asks: what a client
+ * can make loaders do is bounded. And what checks found, whoever asked for them. Loop thread.
  */
 #include <stdint.h>
 
@@ -16,8 +17,8 @@ struct peer;
 struct service;
 
 /*
- * Begins; the answer goes to the peer. -ENOENT: no generation of the model is ready; -EAGAIN: the
- * peer waits for too much; errors of loader_check.
+ * The answer goes to the peer, also that of a check that cannot begin. -ENOENT: no generation of
+ * the model is ready; -EAGAIN: the peer waits for too much.
  */
 int must_check verify_begin(struct service *s, struct peer *p, uint64_t request, const char *model,
 	struct err *ret_err);

@@ -70,21 +70,34 @@ def fields(data):
     return found
 
 
-class Watcher:
-    """A client that hears every event, by its own encoding of Hello and Watch."""
+class RawClient:
+    """A client by its own encoding of requests."""
 
     def __init__(self, site):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(FIND_SECONDS)
         self.socket.connect(site.weightd_socket)
         hello = b"\x08" + varint(1) + b"\x12\x04test\x18\x02"
-        self.call(1, 3, hello)
-        self.call(2, 9, b"")
+        self.send(1, 3, hello)
+        self.take(1, 4)
 
-    def call(self, request, body, message):
+    def send(self, request, body, message):
         self.socket.send(b"\x08" + varint(request) + varint(body << 3 | 2)
                          + varint(len(message)) + message)
-        check(1 in fields(self.socket.recv(65536)), "no answer")
+
+    def take(self, request, body):
+        reply = fields(self.socket.recv(65536))
+        check(reply.get(1) == request and body in reply, f"expected body {body}, found {reply}")
+        return fields(reply[body])
+
+
+class Watcher(RawClient):
+    """One that hears every event."""
+
+    def __init__(self, site):
+        super().__init__(site)
+        self.send(2, 9, b"")
+        self.take(2, 6)
 
     def wait(self, kind):
         while True:
@@ -342,6 +355,26 @@ def test_other_models_are_served(site):
     for process in gone:
         process.communicate()
     verify_clean(site)
+
+
+def test_many_ask(site):
+    """More than a loader takes jobs: they share a check, and loads get their turn."""
+    path = os.path.join(site.dir, "big.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "64M"], check=True,
+                   timeout=120)
+    start(site, path=path)
+    verify_clean(site)
+    begun = time.monotonic()
+    verify_clean(site)
+    seconds = time.monotonic() - begun
+    clients = [RawClient(site) for _ in range(100)]
+    begun = time.monotonic()
+    for c in clients:
+        c.send(2, 16, b"\x0a\x04demo")
+    site.ctl("load", f"other={harness.MODEL}")
+    for c in clients:
+        check_equal(c.take(2, 12).get(5, 0), 0, "tensors that differ")
+    check(time.monotonic() - begun < 20 * seconds + 5, "each of them had a check of its own")
 
 
 def test_refused(site):
