@@ -93,10 +93,16 @@ static void verify_start(struct service *s, uint64_t generation)
 	uint64_t tag = ++s->last_verify;
 	struct err err = ERR_NULL;
 	struct verify *v, *next;
+	bool is_wanted = false;
 	uint32_t n = 0;
 
 	TAILQ_FOREACH(v, &s->verifies, entry)
-	if (v->generation == generation && v->tag)
+	{
+		if (v->generation == generation && v->tag)
+			return;
+		is_wanted |= v->generation == generation;
+	}
+	if (!is_wanted)
 		return;
 	int rc = verify_check(s, generation, tag, &err, &n);
 	for (v = TAILQ_FIRST(&s->verifies); v; v = next) {
@@ -172,6 +178,10 @@ void verify_take(struct service *s, uint32_t slot, const struct loader_result *r
 {
 	if (r->code < 0 && r->code != -ECANCELED)
 		log_warn("generation %llu: %s", (unsigned long long)r->generation, r->err.text);
+	if (r->tag)
+		log_debug("generation %llu: checked %llu bytes in %.3f ms",
+			(unsigned long long)r->generation, (unsigned long long)r->report->n_bytes,
+			(double)r->report->elapsed_ns / 1e6);
 	/* Who reads the answer finds it done. */
 	if (r->report->n_tensors > 0)
 		corrupt_found(s, r->generation, slot, r->report);

@@ -377,6 +377,15 @@ def test_many_ask(site):
     check(time.monotonic() - begun < 20 * seconds + 5, "each of them had a check of its own")
 
 
+def test_nobody_asks(site):
+    """A check that was answered is not followed by another."""
+    weightd = start(site, "--log-level", "debug")
+    verify_clean(site)
+    verify_clean(site)
+    time.sleep(0.5)
+    check_equal(weightd.log().count("generation 1: checked 6144000 bytes"), 2, "checks")
+
+
 def test_refused(site):
     start(site)
     found = site.ctl("verify", "nobody", status=1)
