@@ -422,6 +422,23 @@ int weights_client_report(
 	return weights_client_do(c, &request, ret_err);
 }
 
+int weights_client_verify(struct weights_client *c, const char *model, struct err *ret_err,
+	struct weights_client_verified *ret_verified)
+{
+	_cleanup_(weights_link_free_reply)
+	Wd__Reply *reply = NULL;
+	Wd__Verify verify = WD__VERIFY__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	verify.model = (char *)model;
+	request.body_case = WD__REQUEST__BODY_VERIFY;
+	request.verify = &verify;
+	int r = weights_link_call(&c->link, &request, WD__REPLY__BODY_VERIFIED,
+		WEIGHTS_LINK_FOREVER, ret_err, &reply);
+	return r < 0 ? r
+		     : weights_client_status_read_verified(reply->verified, ret_err, ret_verified);
+}
+
 int weights_client_list(
 	struct weights_client *c, struct err *ret_err, struct weights_client_status *ret_status)
 {

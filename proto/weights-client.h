@@ -105,6 +105,9 @@ struct weights_client_generation {
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
 	uint32_t residency;   /* bit d: for weights_client_alloc.device d */
+	uint8_t identity[32]; /* of the contents */
+	bool has_identity;
+	uint64_t verified_ns; /* see Generation.verified_ns */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -163,7 +166,8 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_UNLOADED,
 	WEIGHTS_CLIENT_ATTACHED,
 	WEIGHTS_CLIENT_DETACHED,
-	WEIGHTS_CLIENT_LOST, /* text says why */
+	WEIGHTS_CLIENT_LOST,         /* text says why */
+	WEIGHTS_CLIENT_CORRUPT = 10, /* text names tensors; since_ns: how long it may be so */
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -175,6 +179,7 @@ struct weights_client_event {
 	uint64_t total_bytes;
 	const char *text;
 	int32_t pid;
+	uint64_t since_ns;
 };
 
 typedef void (*weights_client_event_fn)(const struct weights_client_event *event, void *userdata);
@@ -230,6 +235,29 @@ int must_check weights_client_load(struct weights_client *c, const char *name, c
 
 int must_check weights_client_unload(
 	struct weights_client *c, const char *name, struct err *ret_err);
+
+enum { WEIGHTS_CLIENT_MAX_DIFFERENCES = 64 };
+
+/* Bytes of a tensor that are not what was loaded. */
+struct weights_client_difference {
+	char tensor[80];
+	uint32_t allocation;
+	uint64_t offset;  /* of the first piece that differs, from the tensor's start */
+	uint64_t n_bytes; /* of the pieces that differ */
+};
+
+struct weights_client_verified {
+	uint64_t generation;
+	uint64_t n_bytes; /* that were read */
+	uint64_t elapsed_ns;
+	uint32_t n_tensors; /* that differ */
+	uint32_t n_differences;
+	struct weights_client_difference differences[WEIGHTS_CLIENT_MAX_DIFFERENCES];
+};
+
+/* Every checksum of the newest generation made anew; returns when that is done. */
+int must_check weights_client_verify(struct weights_client *c, const char *model,
+	struct err *ret_err, struct weights_client_verified *ret_verified);
 
 /* models alone are filled by list; everything by status. */
 int must_check weights_client_list(

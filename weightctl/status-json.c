@@ -90,7 +90,7 @@ static json_t *generation(const void *generations, uint32_t i)
 	const struct weights_client_generation *g =
 		(const struct weights_client_generation *)generations + i;
 
-	return json_pack(
+	json_t *o = json_pack(
 		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, "
 		"s:o}",
 		"id", (json_int_t)g->id, "state", output_name(g->state), "origin",
@@ -103,6 +103,15 @@ static json_t *generation(const void *generations, uint32_t i)
 		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "devices",
 		residency(g->residency), "allocations",
 		array_of(g->allocs, g->n_allocs, allocation));
+	if (!o)
+		return NULL;
+	if (json_object_set_new(o, "identity", output_name(status_names_identity(g).text)) < 0 ||
+		json_object_set_new(o, "verified_ns", json_integer((json_int_t)g->verified_ns)) <
+			0) {
+		json_decref(o);
+		return NULL;
+	}
+	return o;
 }
 
 static json_t *model(const void *models, uint32_t i)

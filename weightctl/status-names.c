@@ -51,3 +51,12 @@ struct status_names_uuid status_names_uuid(const uint8_t uuid[16])
 			at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 	return result;
 }
+
+struct status_names_identity status_names_identity(const struct weights_client_generation *g)
+{
+	struct status_names_identity id = {0};
+
+	for (unsigned i = 0; g->has_identity && i < sizeof(g->identity); i++)
+		snprintf(id.text + 2 * i, 3, "%02x", g->identity[i]);
+	return id;
+}

@@ -77,6 +77,9 @@ static void print_generation(const struct weights_client_status *s, const char *
 	printf(" %s, %s parameters, %s in %" PRIu32 " tensors, %" PRIu32 " lease%s\n", g->format,
 		figure_count(g->n_parameters).text, figure_bytes(g->weights_bytes).text,
 		g->n_tensors, g->n_leases, g->n_leases == 1 ? "" : "s");
+	if (g->has_identity)
+		printf("  identity %.12s, found right %s ago\n", status_names_identity(g).text,
+			figure_time(g->verified_ns).text);
 	printf("  file ");
 	output_clean(g->path);
 	printf(", %s", figure_bytes(g->file_bytes).text);

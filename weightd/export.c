@@ -10,6 +10,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/share.h"
+#include "weightd/check.h"
 #include "weightd/source.h"
 
 int export_new(uint32_t n_allocs, struct source *source, struct export **ret_export)
@@ -47,6 +48,7 @@ struct export *export_free(struct export *e)
 	if (!e)
 		return NULL;
 	export_drop_memory(e);
+	check_free(e->check);
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		if (export_has_memory(&e->allocs[i]))
 			cleanup_close(&e->allocs[i].main.fd);

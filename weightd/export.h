@@ -12,6 +12,7 @@
 #include <sys/queue.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/check.h"
 #include "weightd/placement.h"
 
 struct err;
@@ -61,6 +62,13 @@ struct export
 	int manifest_fd;                      /* owned, sealed */
 	uint64_t manifest_bytes;
 	struct source *source; /* a reference */
+	struct check *check;   /* owned; weightd/check.h says who reads what of it */
+	uint64_t generation;
+	bool is_foreign; /* for devices that are not weightd's */
+	/* The loader thread's. */
+	struct check_pass scrub_pass;
+	uint64_t scrub_round; /* the last one that looked at all of it */
+	bool is_suspect;      /* something differed, or could not be looked at: it is left alone */
 	uint32_t n_allocs;
 	struct export_alloc *allocs;
 	/* The loop thread's: windows of the file from this index on are in the source's copy of it

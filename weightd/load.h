@@ -12,12 +12,14 @@
 #include "proto/util/cleanup.h"
 #include "weightd/fill.h"
 
+struct checksum;
 struct err;
 struct export;
 struct policy;
 struct source_account;
 struct source;
 struct upload;
+struct sum_key;
 struct vk_device;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
@@ -43,6 +45,8 @@ struct load_params {
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
+	const struct sum_key *key;
+	struct checksum **checksum; /* of the device, made when it is needed */
 	fill_progress_fn progress;
 	void *userdata;
 };
@@ -55,7 +59,8 @@ uint32_t load_find_heap(const struct vk_device *d);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,
- * -ENOMEM: the device; -ESTALE: the file changed; -ECANCELED. A device whose memory ends before its
+ * -ENOMEM: the device; -ESTALE: the file changed; -EBADMSG: its bytes are
+ * not those of the generation's first load; -ECANCELED. A device whose memory ends before its
  * budget said so gets what it had room for, and the rest is placed anew.
  * ret_refusal: uring_get_refusal.
  */

@@ -11,6 +11,8 @@
 #include <time.h>
 
 #include "vk/memory.h"
+#include "weightd/check.h"
+#include "weightd/checker.h"
 #include "weightd/export.h"
 #include "weightd/fill.h"
 #include "weightd/host-memory.h"
@@ -26,9 +28,10 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source;         /* a reference */
-	struct loader_window *windows; /* of a copy, owned; NULL: a load */
+	struct source *source;         /* a reference; NULL: to be checked */
+	struct loader_window *windows; /* of a copy, owned; NULL: a load or a check */
 	uint32_t n_windows;
+	struct export *export; /* of a check; borrowed from the list of what lives */
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -49,6 +52,7 @@ struct loader {
 	/* The loader thread's. */
 	struct vk_device *device;
 	struct upload *ring; /* of the device; NULL: not made yet */
+	struct checker checker;
 	uint64_t progress_bytes;
 	uint64_t progress_ns;
 
@@ -133,6 +137,7 @@ static void loader_lose_device(struct loader *l)
 	TAILQ_FOREACH(e, &l->live, entry)
 	export_drop_memory(e);
 	l->ring = upload_free(l->ring);
+	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
 	pthread_mutex_unlock(&l->mutex);
 }
@@ -190,6 +195,8 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.window_bytes = l->params.window_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
+			.key = l->params.key,
+			.checksum = &l->checker.checksum,
 			.progress = loader_on_progress,
 			.userdata = l};
 		rc = load_run(&params, &r->err, &r->export, &r->refusal);
@@ -199,6 +206,10 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
+	}
+	if (r->export) {
+		r->export->generation = r->generation;
+		r->export->is_foreign = r->is_foreign;
 	}
 	job->source = source_unref(job->source);
 	r->code = rc;
@@ -247,6 +258,89 @@ static void loader_run_copy(struct loader *l, struct loader_job *job)
 	r->load_ns = loader_now_ns() - start;
 }
 
+/* ---- checks ---- */
+
+static struct loader_job *loader_make_check(const struct export *e, uint64_t tag)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (job)
+		job->result.report = calloc(1, sizeof(*job->result.report));
+	if (!job || !job->result.report) {
+		free(job);
+		return NULL;
+	}
+	job->result.kind = LOADER_CHECKED;
+	job->result.tag = tag;
+	job->result.generation = e->generation;
+	job->result.is_foreign = e->is_foreign;
+	return job;
+}
+
+static struct loader_job *loader_free_job(struct loader_job *job)
+{
+	source_unref(job->source);
+	free(job->windows);
+	free(job->result.report);
+	free(job);
+	return NULL;
+}
+
+/* rc: of checker_run or checker_scrub. */
+static void loader_end_check(struct loader *l, struct loader_job *job, int rc)
+{
+	struct loader_result *r = &job->result;
+
+	r->code = rc < 0 ? rc : 0;
+	if (rc != CHECK_DEVICE_LOST)
+		return;
+	r->code = err_set(&r->err, EIO, "%s", "the device was lost while it was checked");
+	r->is_device_lost = true;
+	loader_lose_device(l);
+}
+
+/* A step of the scrub, if one is due. As loader_step. */
+static bool loader_scrub(struct loader *l)
+{
+	struct export *first = TAILQ_FIRST(&l->live);
+	struct export *e = l->is_stopping ? NULL : checker_find_due(&l->checker, first);
+	struct loader_job *job = e ? loader_make_check(e, 0) : NULL;
+
+	if (!job) {
+		if (e) /* without memory to tell of it, nothing is looked for */
+			l->checker.scrub.next_ns = loader_now_ns() + LOADER_PROGRESS_NS;
+		return false;
+	}
+	uint64_t n_total_bytes = scrub_count_bytes(first);
+	atomic_store(&l->is_given_up, false);
+	pthread_mutex_unlock(&l->mutex);
+	/* It may be released meanwhile, but this thread alone frees it. */
+	int rc = checker_scrub(
+		&l->checker, l->device, e, n_total_bytes, &job->result.err, job->result.report);
+	loader_end_check(l, job, rc);
+	pthread_mutex_lock(&l->mutex);
+	if (rc == 0) {
+		loader_free_job(job);
+		return true;
+	}
+	TAILQ_INSERT_TAIL(&l->done, job, entry);
+	loader_tell(l);
+	return true;
+}
+
+/* Until there is something to do, under the mutex. */
+static void loader_sleep(struct loader *l)
+{
+	uint64_t due_ns = checker_get_due_ns(&l->checker, TAILQ_FIRST(&l->live));
+	const struct timespec t = {
+		.tv_sec = (time_t)(due_ns / 1000000000), .tv_nsec = (long)(due_ns % 1000000000)};
+
+	if (due_ns == UINT64_MAX)
+		pthread_cond_wait(&l->cond, &l->mutex);
+	else
+		pthread_cond_timedwait(&l->cond, &l->mutex, &t);
+}
+
 /* One thing to do, under the mutex, which is given up meanwhile. False: nothing to do. */
 static bool loader_step(struct loader *l)
 {
@@ -273,6 +367,10 @@ static bool loader_step(struct loader *l)
 		pthread_mutex_unlock(&l->mutex);
 		if (job->windows)
 			loader_run_copy(l, job);
+		else if (job->export)
+			loader_end_check(l, job,
+				checker_run(&l->checker, l->device, job->export, &job->result.err,
+					job->result.report));
 		else
 			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
@@ -283,7 +381,7 @@ static bool loader_step(struct loader *l)
 		l->wants_heaps = true;
 		loader_tell(l);
 	} else {
-		return false;
+		return loader_scrub(l);
 	}
 	return true;
 }
@@ -306,6 +404,8 @@ static void *loader_main(void *userdata)
 		l->abilities.imports_file[true][true] = imports;
 		l->abilities.imports_file[false][false] = imports && l->info.is_software;
 		loader_update_heaps(l);
+		checker_start_scrub(&l->checker, l->params.scrub_ns, l->params.scrub_percent,
+			l->info.is_software);
 	}
 	pthread_cond_broadcast(&l->cond);
 	if (rc == 0) {
@@ -321,7 +421,7 @@ static void *loader_main(void *userdata)
 			continue;
 		if (l->is_stopping)
 			break;
-		pthread_cond_wait(&l->cond, &l->mutex);
+		loader_sleep(l);
 	}
 	pthread_mutex_unlock(&l->mutex);
 	/* The loop thread waits in loader_free: nobody else looks at the lists any more. */
@@ -331,6 +431,7 @@ static void *loader_main(void *userdata)
 		export_free(e);
 	}
 	l->ring = upload_free(l->ring);
+	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
 	return NULL;
 }
@@ -361,12 +462,17 @@ int loader_new(const struct loader_params *params, struct err *ret_err, struct l
 	if (!l)
 		return err_set(ret_err, ENOMEM, "loader: out of memory");
 	l->params = *params;
+	checker_init(&l->checker, params->key, &l->is_given_up);
 	TAILQ_INIT(&l->jobs);
 	TAILQ_INIT(&l->done);
 	TAILQ_INIT(&l->live);
 	TAILQ_INIT(&l->freed);
 	pthread_mutex_init(&l->mutex, NULL);
-	pthread_cond_init(&l->cond, NULL);
+	pthread_condattr_t attr; /* scrub.next_ns is of that clock */
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&l->cond, &attr);
+	pthread_condattr_destroy(&attr);
 	l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (l->event_fd < 0)
 		return err_set(ret_err, errno, "loader: eventfd: %s", strerror(errno));
@@ -392,9 +498,7 @@ static void loader_free_jobs(struct loader_jobs *jobs)
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
-		source_unref(job->source);
-		free(job->windows);
-		free(job);
+		loader_free_job(job);
 	}
 }
 
@@ -462,13 +566,12 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-static int loader_add_job(
-	struct loader *l, struct loader_job *job, struct source *source, struct err *ret_err)
+/* Takes the job, or frees it. */
+static int loader_add_job(struct loader *l, struct loader_job *job, struct err *ret_err)
 {
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
-		job->source = source_ref(source);
 		l->n_jobs++;
 		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
 		pthread_cond_broadcast(&l->cond);
@@ -476,9 +579,18 @@ static int loader_add_job(
 	pthread_mutex_unlock(&l->mutex);
 	if (!is_full)
 		return 0;
-	free(job->windows);
-	free(job);
-	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+	loader_free_job(job);
+	return err_set(ret_err, EBUSY, "load: %d jobs are waiting, the most", LOADER_MAX_JOBS);
+}
+
+int loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *ret_err)
+{
+	struct loader_job *job = loader_make_check(e, tag);
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "check: out of memory");
+	job->export = e;
+	return loader_add_job(l, job, ret_err);
 }
 
 int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
@@ -490,7 +602,8 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 		return err_set(ret_err, ENOMEM, "load: out of memory");
 	job->result.generation = generation;
 	job->result.is_foreign = is_foreign;
-	return loader_add_job(l, job, source, ret_err);
+	job->source = source_ref(source);
+	return loader_add_job(l, job, ret_err);
 }
 
 int loader_copy(struct loader *l, uint64_t generation, struct source *source,
@@ -508,7 +621,8 @@ int loader_copy(struct loader *l, uint64_t generation, struct source *source,
 	memcpy(job->windows, windows, n_windows * sizeof(*windows));
 	job->n_windows = n_windows;
 	job->result.generation = generation;
-	return loader_add_job(l, job, source, ret_err);
+	job->source = source_ref(source);
+	return loader_add_job(l, job, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -519,7 +633,7 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	if (l->running == generation)
 		atomic_store(&l->is_given_up, true);
 	TAILQ_FOREACH(job, &l->jobs, entry)
-	if (job->result.generation == generation)
+	if (job->result.generation == generation && !job->export)
 		break;
 	if (job) {
 		TAILQ_REMOVE(&l->jobs, job, entry);
@@ -532,9 +646,29 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	pthread_mutex_unlock(&l->mutex);
 }
 
+/* Under the mutex: nobody is to check what is about to be freed. */
+static void loader_drop_checks(struct loader *l, const struct export *e)
+{
+	struct loader_job *job = TAILQ_FIRST(&l->jobs);
+
+	while (job) {
+		struct loader_job *next = TAILQ_NEXT(job, entry);
+		if (job->export == e) {
+			TAILQ_REMOVE(&l->jobs, job, entry);
+			l->n_jobs--;
+			job->result.code = err_set(
+				&job->result.err, ECANCELED, "it went before it was checked");
+			TAILQ_INSERT_TAIL(&l->done, job, entry);
+			loader_tell(l);
+		}
+		job = next;
+	}
+}
+
 void loader_release(struct loader *l, struct export *e)
 {
 	pthread_mutex_lock(&l->mutex);
+	loader_drop_checks(l, e);
 	TAILQ_REMOVE(&l->live, e, entry);
 	TAILQ_INSERT_TAIL(&l->freed, e, entry);
 	pthread_cond_broadcast(&l->cond);

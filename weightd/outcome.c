@@ -12,6 +12,7 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
 static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
@@ -214,6 +215,12 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 			outcome_on_copied(s, g, slot, r);
 		return;
 	}
+	if (r->kind == LOADER_CHECKED) {
+		verify_take(s, slot, r);
+		if (r->is_device_lost)
+			outcome_lose_device(s, i);
+		return;
+	}
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -231,6 +238,7 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
 	case LOADER_COPIED: break; /* not of what is being filled */
+	case LOADER_CHECKED: break;
 	}
 }
 

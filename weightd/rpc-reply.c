@@ -14,6 +14,7 @@
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
 #include "weightd/access.h"
+#include "weightd/check.h"
 #include "weightd/export.h"
 #include "weightd/lease-index.h"
 #include "weightd/loader.h"
@@ -96,9 +97,39 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 	e.total_bytes = event->total_bytes;
 	e.text = (char *)(event->text ? event->text : "");
 	e.pid = event->pid;
+	e.since_ns = event->since_ns;
 	reply.body_case = WD__REPLY__BODY_EVENT;
 	reply.event = &e;
 	reply_send(p, 0, &reply, NULL, 0);
+}
+
+/* One packet: CHECK_MAX_DIFFERENCES rows of at most some 100 bytes. */
+void rpc_reply_verified(
+	struct peer *p, uint64_t request, uint64_t generation, const struct check_report *report)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Verified verified = WD__VERIFIED__INIT;
+	Wd__Difference rows[CHECK_MAX_DIFFERENCES];
+	Wd__Difference *at[CHECK_MAX_DIFFERENCES];
+
+	for (uint32_t i = 0; i < report->n_differences; i++) {
+		const struct check_difference *d = &report->differences[i];
+		at[i] = &rows[i];
+		wd__difference__init(&rows[i]);
+		rows[i].tensor = (char *)d->tensor;
+		rows[i].allocation = d->alloc;
+		rows[i].offset = d->offset;
+		rows[i].n_bytes = d->n_bytes;
+	}
+	verified.generation = generation;
+	verified.n_bytes = report->n_bytes;
+	verified.elapsed_ns = report->elapsed_ns;
+	verified.n_tensors = report->n_tensors;
+	verified.n_differences = report->n_differences;
+	verified.differences = at;
+	reply.body_case = WD__REPLY__BODY_VERIFIED;
+	reply.verified = &verified;
+	reply_send(p, request, &reply, NULL, 0);
 }
 
 /* ---- Welcome ---- */
@@ -344,6 +375,17 @@ static void reply_add_allocations(struct reply_arena *a, const struct service_ge
 	}
 }
 
+static void reply_add_identity(struct reply_arena *a, const struct check *check, Wd__Generation *m)
+{
+	uint8_t *identity = reply_arena_alloc(a, 1, IDENTITY_BYTES);
+	uint64_t clean_ns = check_get_clean_ns(check);
+
+	if (identity && check_get_identity(check, identity))
+		m->identity = (ProtobufCBinaryData){.len = IDENTITY_BYTES, .data = identity};
+	/* 0 would say never. */
+	m->verified_ns = clean_ns ? service_now_ns() - clean_ns + 1 : 0;
+}
+
 static void reply_make_generation(struct reply_arena *a, const struct registry_generation *g,
 	uint32_t n_slots, bool with_allocations, Wd__Generation *m)
 {
@@ -369,6 +411,8 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	m->n_tensors = e->n_tensors;
 	m->unmet_bytes = e->n_unmet_bytes;
 	m->residency = reply_get_residency(data, n_slots);
+	if (e->check)
+		reply_add_identity(a, e->check, m);
 	if (with_allocations)
 		reply_add_allocations(a, data, n_slots, m);
 }

@@ -8,6 +8,7 @@
  */
 #include <stdint.h>
 
+struct check_report;
 struct err;
 struct export;
 struct export_importer;
@@ -30,6 +31,9 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 void rpc_reply_described(
 	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
 
+void rpc_reply_verified(
+	struct peer *p, uint64_t request, uint64_t generation, const struct check_report *report);
+
 void rpc_reply_models(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s);
 
@@ -41,6 +45,7 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_ATTACHED,
 	RPC_REPLY_DETACHED,
 	RPC_REPLY_LOST,
+	RPC_REPLY_CORRUPT = 10,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */
@@ -52,6 +57,7 @@ struct rpc_reply_event {
 	uint64_t total_bytes;
 	const char *text;
 	int32_t pid;
+	uint64_t since_ns;
 };
 
 void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event);

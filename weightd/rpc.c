@@ -18,6 +18,7 @@
 #include "weightd/rpc-scan.h"
 #include "weightd/service.h"
 #include "weightd/shown.h"
+#include "weightd/verify.h"
 
 enum { RPC_UUID_BYTES = 16, RPC_MAX_BUILD_BYTES = 128 };
 
@@ -167,6 +168,15 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
 }
 
+static int rpc_verify(const struct rpc_call *call, struct err *ret_err)
+{
+	const char *name = call->request->verify->model;
+	int rc = registry_check_name(name, ret_err);
+
+	return rc < 0 ? rc
+		      : verify_begin(call->service, call->peer, call->request->id, name, ret_err);
+}
+
 static int rpc_list(const struct rpc_call *call, struct err *ret_err)
 {
 	(void)ret_err;
@@ -226,6 +236,7 @@ static const struct {
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false, false},
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false, false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false, false},
+	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
 };
 
 /* What breaks the protocol, whatever the request wants. */

@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 
 #include "proto/fdlist.h"
 #include "proto/util/err.h"
@@ -27,6 +29,7 @@
 #include "weightd/rpc.h"
 #include "weightd/service.h"
 #include "weightd/source.h"
+#include "weightd/sum.h"
 
 enum {
 	SERVER_HELLO_SECONDS = 5,
@@ -45,6 +48,7 @@ struct server {
 	struct event *files_event;
 	struct event *signal_events[2];
 	struct source_account account;
+	struct sum_key key;
 	struct loader *loaders[SERVICE_MAX_DEVICES];
 	struct service_params service_params;
 	struct service *service;
@@ -301,13 +305,28 @@ static int server_init_events(struct server *s)
 	return rc < 0 ? rc : holders_new(s->base, server_on_exit, s, &s->holders);
 }
 
+/* Who could guess it could write weights that have the sums of others. */
+static int server_make_key(struct server *s, struct err *ret_err)
+{
+	uint8_t secret[SUM_SECRET_BYTES];
+
+	if (getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
+		return err_set(ret_err, errno, "key of checksums: %s", strerror(errno));
+	sum_key_init(&s->key, secret);
+	explicit_bzero(secret, sizeof(secret));
+	return 0;
+}
+
 static int server_start_loaders(struct server *s, struct err *ret_err)
 {
 	struct loader_params params = {.policy = s->params->policy,
 		.account = &s->account,
+		.key = &s->key,
 		.alloc_bytes = s->params->alloc_bytes,
 		.window_bytes = s->params->window_bytes,
-		.use_pread = s->params->use_pread};
+		.use_pread = s->params->use_pread,
+		.scrub_ns = s->params->scrub_ns,
+		.scrub_percent = s->params->scrub_percent};
 
 	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++) {
 		params.device = s->params->devices[i];
@@ -386,7 +405,9 @@ static int server_init(struct server *s, struct err *ret_err)
 	rc = server_listen(s, ret_err);
 	if (rc < 0)
 		return rc;
-	rc = server_start_loaders(s, ret_err);
+	rc = server_make_key(s, ret_err);
+	if (rc == 0)
+		rc = server_start_loaders(s, ret_err);
 	if (rc < 0)
 		return rc;
 	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++)

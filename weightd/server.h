@@ -36,6 +36,8 @@ struct server_params {
 	uint64_t alloc_bytes; /* see load_params */
 	uint64_t window_bytes;
 	bool use_pread;
+	uint64_t scrub_ns; /* see loader_params */
+	uint32_t scrub_percent;
 	const char *const *pin_writable; /* [n_pin_writable] */
 	uint32_t n_pin_writable;
 	uint32_t n_models;

@@ -2,7 +2,8 @@
 #ifndef WEIGHTD_SERVICE_INTERNAL_H
 #define WEIGHTD_SERVICE_INTERNAL_H
 
-/* The service, for weightd/service, weightd/acquire and weightd/outcome alone. Loop thread. */
+/* The service, for weightd/service, weightd/acquire, weightd/outcome, weightd/verify and
+ * weightd/corrupt alone. Loop thread. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -22,12 +23,16 @@ struct service_wait {
 	TAILQ_ENTRY(service_wait) entry;
 };
 
+struct verify;
+
 struct service {
 	const struct service_params *params;
 	struct registry *registry;
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
+	TAILQ_HEAD(, verify) verifies; /* weightd/verify */
+	uint64_t last_verify;
 };
 
 /* To every watcher. */
@@ -38,6 +43,11 @@ void service_collect(struct service *s);
 
 /* The generation is lost, for the reason; log, watchers. It may be gone afterwards. */
 void service_lose(struct service *s, uint64_t id, const char *why);
+
+/* A new generation of the model, in new memory, of the file that this one has open. Errors of
+ * service_load. */
+int must_check service_reload(
+	struct service *s, const struct registry_generation *g, struct err *ret_err);
 
 /* -EAGAIN when the peer waits for too much. */
 int must_check service_check_pending(const struct peer *p, struct err *ret_err);

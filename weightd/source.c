@@ -13,6 +13,7 @@
 
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
+#include "weightd/sums.h"
 #include "weightd/uring.h"
 
 enum {
@@ -39,6 +40,7 @@ struct source {
 	bool *is_staged; /* [n_tensors] */
 	int copy;        /* set once */
 	struct stat copy_identity;
+	struct sums *sums; /* NULL before a load has made them; under the mutex */
 };
 
 static void source_cleanup(struct source **s)
@@ -103,6 +105,7 @@ struct source *source_unref(struct source *s)
 	cleanup_close(&s->shared_fd);
 	cleanup_close(&s->memfd);
 	cleanup_close(&s->copy);
+	sums_free(s->sums);
 	pthread_mutex_destroy(&s->mutex);
 	free(s->is_staged);
 	free(s);
@@ -355,4 +358,29 @@ int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_d
 	*ret_inode = s->copy_identity.st_ino;
 	*ret_dev = s->copy_identity.st_dev;
 	return s->copy;
+}
+
+int source_get_sums(struct source *s, struct sums **ret_sums)
+{
+	struct sums *sums = NULL;
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (s->sums)
+		rc = sums_copy(s->sums, &sums);
+	pthread_mutex_unlock(&s->mutex);
+	if (rc == 0)
+		*ret_sums = sums;
+	return rc;
+}
+
+int source_keep_sums(struct source *s, const struct sums *sums)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (!s->sums)
+		rc = sums_copy(sums, &s->sums);
+	pthread_mutex_unlock(&s->mutex);
+	return rc;
 }

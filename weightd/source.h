@@ -19,6 +19,7 @@
 
 struct err;
 struct source;
+struct sums;
 
 /* Host memory that all sources of this process hold; one for all of them, outliving them. */
 struct source_account {
@@ -56,6 +57,14 @@ uint64_t source_get_bytes(const struct source *s);
  * are imported for writing its time of change moves with them, and only its size is judged.
  */
 int must_check source_check(const struct source *s, struct err *ret_err);
+
+/*
+ * The sums of the generation's tensors, as the first load of it found them, so that what is loaded
+ * later, for another device or anew, can be told apart. get: a copy, the caller's; NULL before
+ * there are any. keep: copied; once. -ENOMEM. Loader threads.
+ */
+int must_check source_get_sums(struct source *s, struct sums **ret_sums);
+int must_check source_keep_sums(struct source *s, const struct sums *sums);
 
 /* ---- the memfd ---- */
 

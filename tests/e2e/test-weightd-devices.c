@@ -192,7 +192,9 @@ static void test_two_devices(void **state)
 	weights_client_status_fini(&status);
 	assert_int_equal(get_residency(c), 1 << 1);
 	a = get(c, ALL_HANDLES, 0);
+	uint64_t n_bytes = verify(c);
 	b = get(other, ALL_HANDLES, 0xff);
+	assert_int_equal(verify(other), 2 * n_bytes);
 	assert_int_equal(get_residency(c), 1 << 1 | 1 << 2);
 	assert_int_equal(a.n_allocs, b.n_allocs);
 	for (uint32_t i = 0; i < a.n_allocs; i++) {

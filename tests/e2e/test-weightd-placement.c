@@ -115,6 +115,7 @@ static void test_foreign_device(void **state)
 		if (a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD)
 			inode = a.allocs[i].inode;
 	assert_int_equal(get_residency(c), 1 << 1);
+	uint64_t n_bytes = verify(c);
 	b = get(other, ALL_HANDLES, 1);
 	assert_int_equal(get_residency(c), 1 << 1 | 1 << 0);
 	for (uint32_t i = 0; i < b.n_allocs; i++) {
@@ -122,6 +123,7 @@ static void test_foreign_device(void **state)
 		assert_int_equal(b.allocs[i].inode, inode);
 	}
 	check_windows(&b);
+	assert_int_equal(verify(c), 2 * n_bytes);
 	assert_int_equal(b.generation, a.generation);
 	struct weights_client_status status = get_status(c);
 	const struct weights_client_generation *g = &status.models[0].generations[0];

@@ -117,6 +117,17 @@ static inline uint32_t get_residency(struct weights_client *c)
 	return residency;
 }
 
+/* Bytes that a check sums, of all devices that have the model; it finds nothing. */
+static inline uint64_t verify(struct weights_client *c)
+{
+	struct weights_client_verified v;
+	struct err e = ERR_NULL;
+
+	check(weights_client_verify(c, "atlas", &e, &v), &e, "verify");
+	assert_int_equal(v.n_tensors, 0);
+	return v.n_bytes;
+}
+
 /* main of both; what these devices are found to do is nobody else's. */
 static inline int site_run_tests(const struct CMUnitTest *tests, size_t n_tests)
 {

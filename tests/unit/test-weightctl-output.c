@@ -91,6 +91,9 @@ static struct weights_client_generation generations[] = {
 		.architecture = none,
 		.format = none,
 		.weights_bytes = 4000,
+		.identity = {0xab, [31] = 0xcd},
+		.has_identity = true,
+		.verified_ns = 5,
 		.n_leases = 2,
 		.residency = 1 << 0 | 1 << 1 | 1 << 3,
 		.n_allocs = 1,
@@ -184,6 +187,12 @@ static void test_status_json(void **state)
 	assert_int_equal(json_integer_value(at(devices, 0)), 0);
 	assert_int_equal(json_integer_value(at(devices, 2)), 3);
 	assert_int_equal(json_array_size(json_object_get(at(rows, 0), "devices")), 0);
+	const char *identity = json_string_value(json_object_get(generation, "identity"));
+	assert_int_equal(strlen(identity), 64);
+	assert_memory_equal(identity, "ab00", 4);
+	assert_string_equal(identity + 60, "00cd");
+	assert_int_equal(integer(generation, "verified_ns"), 5);
+	assert_string_equal(json_string_value(json_object_get(at(rows, 0), "identity")), "");
 	json_t *allocation = at(json_object_get(generation, "allocations"), 0);
 	assert_int_equal(integer(allocation, "n_bytes"), 4096);
 	assert_int_equal(integer(allocation, "inode"), 77);

@@ -507,6 +507,7 @@ struct seen {
 	int n;
 	enum weights_client_event_kind last;
 	char model[32];
+	uint64_t since_ns;
 };
 
 static void see(const struct weights_client_event *event, void *userdata)
@@ -515,6 +516,7 @@ static void see(const struct weights_client_event *event, void *userdata)
 
 	seen->n++;
 	seen->last = event->kind;
+	seen->since_ns = event->since_ns;
 	snprintf(seen->model, sizeof(seen->model), "%s", event->model);
 }
 
@@ -524,6 +526,7 @@ static void send_event(Wd__Event__Kind kind)
 
 	event.kind = kind;
 	event.model = (char *)"atlas";
+	event.since_ns = kind == WD__EVENT__KIND__CORRUPT ? 12 : 0;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 }
 
@@ -548,12 +551,16 @@ static void hands_events_on(void **state)
 	assert_int_equal(seen.n, 2);
 	assert_int_equal(seen.last, WEIGHTS_CLIENT_READY);
 	assert_string_equal(seen.model, "atlas");
+	send_event(WD__EVENT__KIND__CORRUPT);
+	assert_int_equal(weights_client_dispatch(c, &e), 0);
+	assert_int_equal(seen.last, WEIGHTS_CLIENT_CORRUPT);
+	assert_int_equal(seen.since_ns, 12);
 
 	/* In the middle of a call. */
 	send_event(WD__EVENT__KIND__UNLOADED);
 	weights_peer_done(3, 0);
 	assert_int_equal(weights_client_unload(c, "atlas", &e), 0);
-	assert_int_equal(seen.n, 3);
+	assert_int_equal(seen.n, 4);
 
 	close(weights_peer);
 	assert_int_equal(weights_client_dispatch(c, &e), -ECONNRESET);
@@ -573,7 +580,7 @@ static void refuses_bad_events(void **state)
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, &fds);
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
-	event.kind = 8;
+	event.kind = WD__EVENT__KIND__EXPELLED + 1;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */

@@ -10,6 +10,7 @@
 #include "vk/share.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
+#include "weightd/sum.h"
 
 enum { WAIT_MS = 50000 };
 
@@ -47,10 +48,13 @@ int on_loader_copy_model(void)
 
 struct loader *on_loader_start_with(const struct loader_params *params)
 {
+	static struct sum_key key;
 	struct loader_params p = *params;
 	struct loader *l = NULL;
 	struct err e = ERR_NULL;
 
+	sum_key_init(&key, (const uint8_t[SUM_SECRET_BYTES]){1});
+	p.key = &key;
 	p.device = on_device_select();
 	p.policy = &on_loader_policy;
 	p.account = &on_loader_account;
