@@ -126,12 +126,12 @@ static void outcome_on_ready(
 		int code = err_set(
 			&err, ECANCELED, "model %s: it was unloaded while it loaded", model);
 		outcome_answer(s, g->id, data, code, &err);
-		registry_loaded(s->registry, g->id);
+		registry_loaded(s->registry, g->id, service_now_ns());
 		service_collect(s);
 		return;
 	}
 	outcome_log_ready(s, g, r);
-	registry_loaded(s->registry, g->id);
+	registry_loaded(s->registry, g->id, service_now_ns());
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
 				.model = model,

@@ -284,7 +284,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 					.generation = l->generation,
 					.pid = p->pid});
 	}
-	registry_close(s->registry, p->id, holder);
+	registry_close(s->registry, p->id, holder, service_now_ns());
 	service_collect(s);
 }
 
