@@ -89,7 +89,7 @@ void weights_client_acquired_fini(struct weights_client_acquired *a);
 
 struct weights_client_generation {
 	uint64_t id;
-	const char *state; /* "loading", "ready", "draining", "held", "lost" */
+	const char *state; /* "loading", "ready", "warm", "draining", "held", "lost" */
 	char *origin;
 	char *path;
 	char *architecture;
@@ -103,6 +103,9 @@ struct weights_client_generation {
 	uint32_t n_leases;
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
+	bool pinned;
+	uint64_t idle_ns; /* since the last lease ended; 0 while there is one */
+	uint32_t n_holds; /* processes without a lease that may still have it imported */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -137,6 +140,7 @@ struct weights_client_peer {
 	struct weights_client_lease *leases;
 	struct weights_client_report report;
 	bool has_report;
+	bool is_gone; /* a process that holds without a lease: leases are what it holds */
 };
 
 struct weights_client_status {
@@ -162,6 +166,10 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_ATTACHED,
 	WEIGHTS_CLIENT_DETACHED,
 	WEIGHTS_CLIENT_LOST, /* text says why */
+	WEIGHTS_CLIENT_PRESSURE,
+	WEIGHTS_CLIENT_REPLACED,
+	WEIGHTS_CLIENT_CORRUPT,
+	WEIGHTS_CLIENT_EXPELLED,
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -220,6 +228,18 @@ int must_check weights_client_load(struct weights_client *c, const char *name, c
 
 int must_check weights_client_unload(
 	struct weights_client *c, const char *name, struct err *ret_err);
+
+/* The same; leases that have not drained within timeout_ns end (0: they do not). */
+int must_check weights_client_unload_within(
+	struct weights_client *c, const char *name, uint64_t timeout_ns, struct err *ret_err);
+
+/* A pinned model is never evicted, cooled or ended by its idle time. */
+int must_check weights_client_pin(
+	struct weights_client *c, const char *model, bool pinned, struct err *ret_err);
+
+/* What was imported of the generation has been dropped: its lease ends, or its hold. */
+int must_check weights_client_release(
+	struct weights_client *c, uint64_t generation, struct err *ret_err);
 
 /* models alone are filled by list; everything by status. */
 int must_check weights_client_list(

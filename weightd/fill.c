@@ -30,9 +30,10 @@ enum {
 enum fill_slot_state { FILL_FREE, FILL_READING, FILL_COPYING };
 
 /* The way of a tensor. Those of one way are read from front to back, one way after the other. */
-enum fill_way { FILL_BY_RING, FILL_DIRECTLY, FILL_N_WAYS, FILL_NOT };
+enum fill_way { FILL_BY_RING, FILL_FROM_MEMFD, FILL_DIRECTLY, FILL_N_WAYS, FILL_NOT };
 
-/* One piece of the file, [offset, offset + n_bytes), and its place in the ring. */
+/* One piece of the file, or of the memfd where that is the way, [offset, offset + n_bytes), and its
+ * place in the ring. */
 struct fill_slot {
 	enum fill_slot_state state;
 	enum fill_way way;
@@ -66,17 +67,32 @@ static const struct gguf_tensor *fill_get_tensor(const struct fill *f, uint32_t 
 	return &f->params->gguf->tensors[f->params->placement->order[i]];
 }
 
+static enum fill_way fill_get_device_way(const struct fill *f, uint32_t index)
+{
+	if (f->params->staged == FILL_STAGED_NOT || !source_is_staged(f->params->source, index))
+		return FILL_BY_RING;
+	return f->params->staged == FILL_STAGED_RING ? FILL_FROM_MEMFD : FILL_NOT;
+}
+
 static enum fill_way fill_get_way(const struct fill *f, uint32_t i)
 {
 	uint32_t index = f->params->placement->order[i];
 
 	switch (f->params->placement->homes[f->params->placement->tensor_alloc[index]].home) {
-	case PLACEMENT_DEVICE_MEMORY: return FILL_BY_RING;
+	case PLACEMENT_DEVICE_MEMORY: return fill_get_device_way(f, index);
 	case PLACEMENT_HOST_MEMORY: return FILL_DIRECTLY;
 	case PLACEMENT_MEMFD:
 		return source_is_staged(f->params->source, index) ? FILL_NOT : FILL_DIRECTLY;
 	default: return FILL_NOT;
 	}
+}
+
+/* Where the tensor begins in what the way reads. Both are in one order. */
+static uint64_t fill_get_offset(const struct fill *f, enum fill_way way, uint32_t i)
+{
+	if (way == FILL_FROM_MEMFD)
+		return f->params->placement->memfd_offset[f->params->placement->order[i]];
+	return fill_get_tensor(f, i)->offset;
 }
 
 static int fill_lost(struct err *ret_err)
@@ -203,9 +219,9 @@ static void fill_take_ring_piece(struct fill *f, struct fill_slot *slot)
 	slot->data = f->ring_bytes + (uint64_t)(slot - f->slots) * f->piece_bytes;
 	for (; f->next < f->params->placement->n_tensors; f->next++) {
 		const struct gguf_tensor *t = fill_get_tensor(f, f->next);
-		if (fill_get_way(f, f->next) != FILL_BY_RING)
+		if (fill_get_way(f, f->next) != slot->way)
 			continue;
-		uint64_t at = t->offset + f->next_byte - slot->offset;
+		uint64_t at = fill_get_offset(f, slot->way, f->next) + f->next_byte - slot->offset;
 		if (at - slot->n_bytes > FILL_GAP_BYTES || at >= f->piece_bytes)
 			break;
 		uint64_t n = t->n_bytes - f->next_byte;
@@ -253,20 +269,23 @@ static int fill_take_direct_piece(struct fill *f, struct fill_slot *slot, struct
 
 static int fill_start_read(struct fill *f, struct fill_slot *slot, struct err *ret_err)
 {
+	int fd = source_get_fd(f->params->source);
 	int rc = 0;
 
 	slot->way = f->way;
 	slot->first = f->next;
-	slot->offset = fill_get_tensor(f, f->next)->offset + f->next_byte;
+	slot->offset = fill_get_offset(f, f->way, f->next) + f->next_byte;
 	slot->n_bytes = 0;
-	if (slot->way == FILL_BY_RING)
+	if (slot->way == FILL_FROM_MEMFD)
+		fd = source_get_memfd(f->params->source);
+	if (slot->way != FILL_DIRECTLY)
 		fill_take_ring_piece(f, slot);
 	else
 		rc = fill_take_direct_piece(f, slot, ret_err);
 	if (rc < 0)
 		return rc;
-	rc = uring_read(f->uring, source_get_fd(f->params->source), slot->data, slot->n_bytes,
-		slot->offset, (uint64_t)(slot - f->slots));
+	rc = uring_read(
+		f->uring, fd, slot->data, slot->n_bytes, slot->offset, (uint64_t)(slot - f->slots));
 	if (rc < 0)
 		return err_set(ret_err, -rc, "file: read at %llu: %s",
 			(unsigned long long)slot->offset, strerror(-rc));
@@ -297,8 +316,9 @@ static void fill_copy_tensor(struct fill *f, const struct fill_slot *slot, uint3
 	uint32_t index = p->order[i];
 	struct vk_memory *memory = f->params->memories[p->tensor_alloc[index]];
 	uint64_t slot_end = slot->offset + slot->n_bytes;
-	uint64_t t_end = t->offset + t->n_bytes;
-	uint64_t begin = t->offset > slot->offset ? t->offset : slot->offset;
+	uint64_t t_begin = fill_get_offset(f, slot->way, i);
+	uint64_t t_end = t_begin + t->n_bytes;
+	uint64_t begin = t_begin > slot->offset ? t_begin : slot->offset;
 	uint64_t end = t_end < slot_end ? t_end : slot_end;
 	uint64_t ring_offset = (uint64_t)(slot - f->slots) * f->piece_bytes;
 	uint64_t aligned;
@@ -307,7 +327,7 @@ static void fill_copy_tensor(struct fill *f, const struct fill_slot *slot, uint3
 		.offset = ring_offset + begin - slot->offset,
 		.n_bytes = end - begin};
 	const struct vk_slice dst = {.memory = memory,
-		.offset = p->tensor_offset[index] + begin - t->offset,
+		.offset = p->tensor_offset[index] + begin - t_begin,
 		.n_bytes = end - begin};
 	vk_command_copy(slot->command, &dst, &src);
 
@@ -329,9 +349,9 @@ static int fill_copy_slot(struct fill *f, struct fill_slot *slot, struct err *re
 
 	vk_command_begin(slot->command);
 	for (uint32_t i = slot->first;
-		i < f->params->placement->n_tensors && fill_get_tensor(f, i)->offset < slot_end;
+		i < f->params->placement->n_tensors && fill_get_offset(f, slot->way, i) < slot_end;
 		i++)
-		if (fill_get_way(f, i) == FILL_BY_RING)
+		if (fill_get_way(f, i) == slot->way)
 			fill_copy_tensor(f, slot, i);
 	int rc = fill_submit(f, slot->command, ret_err, &slot->ticket);
 	if (rc == 0)
@@ -362,7 +382,7 @@ static int fill_step(struct fill *f, struct err *ret_err)
 		return err_set(ret_err, -rc, "file: read: %s", strerror(-rc));
 	struct fill_slot *slot = &f->slots[tag];
 	slot->state = FILL_FREE;
-	rc = slot->way == FILL_BY_RING ? fill_copy_slot(f, slot, ret_err) : 0;
+	rc = slot->way != FILL_DIRECTLY ? fill_copy_slot(f, slot, ret_err) : 0;
 	if (rc)
 		return rc;
 	f->n_done_bytes += slot->n_bytes;

@@ -68,6 +68,21 @@ const struct vk_probe *loader_get_probe(const struct loader *l);
 int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, struct err *ret_err);
 
+/* What loader_load asks for, and more. */
+struct loader_request {
+	enum load_goal goal;
+	uint64_t generation;
+	struct source *source; /* referenced */
+	bool is_foreign;
+	uint64_t may_free_bytes; /* others on the device would give them: LOADER_SHORT */
+};
+int must_check loader_ask(
+	struct loader *l, const struct loader_request *request, struct err *ret_err);
+
+/* Takes the reference, and drops what is staged: on the loader thread, for it takes long. Nobody
+ * has the memfd any more. */
+void loader_drop_source(struct loader *l, struct source *source);
+
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
 
@@ -77,14 +92,18 @@ void loader_release(struct loader *l, struct export *e);
 enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
 	LOADER_READY,    /* export is the caller's, for loader_release */
+	LOADER_COOL,     /* LOAD_COOL succeeded */
+	LOADER_SHORT,    /* nothing was done: short_bytes are missing on the device */
 	LOADER_FAILED,   /* code < 0 and err */
 	LOADER_LOST, /* failed, for the device is gone, and with it what all exports had there */
 };
 
 struct loader_result {
 	enum loader_result_kind kind;
+	enum load_goal goal;
 	uint64_t generation;
 	bool is_foreign;
+	uint64_t short_bytes;
 	uint64_t loaded_bytes;
 	uint64_t total_bytes;
 	struct export *export;

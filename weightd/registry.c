@@ -264,7 +264,7 @@ static int registry_refuse_name(struct registry *r, const char *name, struct err
 }
 
 static struct registry_lease *registry_find_lease(
-	struct registry *r, uint64_t peer, uint64_t generation, bool is_hold)
+	const struct registry *r, uint64_t peer, uint64_t generation, bool is_hold)
 {
 	for (uint32_t i = 0; i < r->n_leases; i++) {
 		struct registry_lease *l = &r->leases[i];
@@ -616,6 +616,11 @@ uint32_t registry_count_leases(const struct registry *r)
 const struct registry_lease *registry_lease_at(const struct registry *r, uint32_t index)
 {
 	return &r->leases[index];
+}
+
+bool registry_has_lease(const struct registry *r, uint64_t id, uint64_t peer)
+{
+	return registry_find_lease(r, peer, id, false) != NULL;
 }
 
 uint32_t registry_count_peer(const struct registry *r, uint64_t peer)

@@ -234,6 +234,9 @@ struct registry_generation *registry_at(struct registry *r, uint32_t index);
 uint32_t registry_count_leases(const struct registry *r);
 const struct registry_lease *registry_lease_at(const struct registry *r, uint32_t index);
 
+/* Has the peer a live lease on the generation? */
+bool registry_has_lease(const struct registry *r, uint64_t id, uint64_t peer);
+
 /* Live leases of a peer. */
 uint32_t registry_count_peer(const struct registry *r, uint64_t peer);
 

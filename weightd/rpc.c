@@ -11,6 +11,7 @@
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
 #include "weightd/acquire.h"
+#include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
@@ -97,8 +98,31 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 	int rc = registry_check_name(call->request->unload->name, ret_err);
 
 	if (rc == 0)
-		rc = service_unload(
-			call->service, call->request->unload->name, ret_err, &generation);
+		rc = service_unload(call->service, call->request->unload->name,
+			call->request->unload->timeout_ns, ret_err, &generation);
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, generation);
+	return rc;
+}
+
+static int rpc_pin(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Pin *m = call->request->pin;
+	int rc = registry_check_name(m->model, ret_err);
+
+	if (rc == 0)
+		rc = registry_pin(
+			service_get_registry(call->service), m->model, m->pinned, ret_err);
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, 0);
+	return rc;
+}
+
+static int rpc_release(const struct rpc_call *call, struct err *ret_err)
+{
+	uint64_t generation = call->request->release->generation;
+	int rc = leave_release(call->service, call->peer, generation, ret_err);
+
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
 	return rc;
@@ -177,6 +201,8 @@ static const struct {
 	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false},
 	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true},
 	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false},
+	[WD__REQUEST__BODY_PIN] = {rpc_pin, "Pin", false},
+	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false},
 	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false},
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},

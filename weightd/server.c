@@ -17,6 +17,8 @@
 #include "vk/device.h"
 #include "vk/probe.h"
 #include "weightd/holders.h"
+#include "weightd/idle.h"
+#include "weightd/leave.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/peer.h"
@@ -259,6 +261,8 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	leave_check(s->service);
+	idle_check(s->service);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -345,7 +349,7 @@ static int server_init_events(struct server *s)
 	for (uint32_t i = 0; i < s->params->n_devices; i++)
 		if (server_watch_loader(s, i) < 0)
 			return -ENOMEM;
-	return holders_new(s->base, server_on_exit, s, &s->holders);
+	return 0;
 }
 
 static int server_start_loaders(struct server *s, struct err *ret_err)
@@ -413,9 +417,15 @@ static int server_init(struct server *s, struct err *ret_err)
 		server_probe(s->loaders[i]);
 	if (s->is_ending)
 		return 0;
+	rc = holders_new(s->base, server_on_exit, s, &s->holders);
+	if (rc < 0)
+		return err_set(ret_err, -rc, "out of memory");
 	s->service_params = (struct service_params){.loaders = s->loaders,
 		.n_loaders = s->params->n_devices,
 		.peers = &s->peers,
+		.holders = s->holders,
+		.idle_ns = s->params->idle_ns,
+		.idle_unload_ns = s->params->idle_unload_ns,
 		.account = &s->account,
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,

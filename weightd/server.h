@@ -31,6 +31,8 @@ struct server_params {
 	uint64_t alloc_bytes; /* see load_params */
 	uint64_t window_bytes;
 	bool use_pread;
+	uint64_t idle_ns; /* see service_params */
+	uint64_t idle_unload_ns;
 	const char *const *pin_writable; /* [n_pin_writable] */
 	uint32_t n_pin_writable;
 	uint32_t n_models;

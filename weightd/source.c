@@ -234,6 +234,17 @@ int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
 	return 0;
 }
 
+void source_drop_staged(struct source *s)
+{
+	pthread_mutex_lock(&s->mutex);
+	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_exchange(&s->n_staged_bytes, 0));
+	cleanup_close(&s->memfd);
+	free(s->is_staged);
+	s->is_staged = NULL;
+	s->n_tensors = 0;
+	pthread_mutex_unlock(&s->mutex);
+}
+
 int source_get_memfd(const struct source *s)
 {
 	return s->memfd;

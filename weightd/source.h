@@ -76,6 +76,12 @@ int must_check source_reserve(
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
+/*
+ * The memfd and what is in it go. Nobody has it any more and nothing is being staged: no export has
+ * a window of it. It takes a second for ten gigabytes: loader threads.
+ */
+void source_drop_staged(struct source *s);
+
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);
 

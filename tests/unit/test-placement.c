@@ -180,7 +180,7 @@ static struct placement *plan(
 	struct placement *p = NULL;
 	struct err e = ERR_NULL;
 
-	if (placement_new(&m->gguf, l, policy, &e, &p) < 0)
+	if (placement_new(&m->gguf, l, policy, &e, NULL, &p) < 0)
 		fail_msg("%s", e.text);
 	check_plan(m, p, l, policy);
 	return p;
@@ -487,25 +487,25 @@ static void test_refusals(void **state)
 	(void)state;
 	add_rule(&policy, "*=device");
 	l.max_alloc_bytes = MiB(400);
-	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, &p), -E2BIG);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, NULL, &p), -E2BIG);
 	assert_string_equal(e.text, "tensor token_embd.weight: needs 524288000 bytes in one piece, "
 				    "test device allocates at most 419430400");
 	l = discrete;
 	l.free_bytes = MiB(1000);
-	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, &p), -ENOMEM);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, NULL, &p), -ENOMEM);
 	assert_string_equal(e.text, "weights: needs 1468039168 bytes, free 1048576000 on test "
 				    "device");
 
 	m->tensors[0].n_bytes = UINT64_MAX - 3;
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -EOVERFLOW);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -EOVERFLOW);
 	m->gguf.n_tensors = 0;
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -EINVAL);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -EINVAL);
 	free(m);
 
 	m = make_model(PLACEMENT_MAX_ALLOCS, false);
 	l = discrete;
 	l.max_alloc_bytes = l.max_window_bytes = MiB(310);
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -E2BIG);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -E2BIG);
 	assert_null(p);
 	free(m);
 }
@@ -569,7 +569,7 @@ static void test_any_figures(void **state)
 		policy.host_budget = draw(&seed, 2) ? 1 + draw(&seed, MiB(16)) : 0;
 		for (uint64_t k = draw(&seed, 3); k > 0; k--)
 			add_rule(&policy, rules[draw(&seed, ARRAY_SIZE(rules))]);
-		int rc = placement_new(&m->gguf, &l, &policy, NULL, &p);
+		int rc = placement_new(&m->gguf, &l, &policy, NULL, NULL, &p);
 		assert_true(rc == 0 || rc == -E2BIG);
 		if (rc == 0)
 			check_plan(m, p, &l, &policy);
