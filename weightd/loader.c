@@ -54,6 +54,7 @@ struct loader {
 	int open_code;
 	struct err open_err;
 	bool wants_heaps;
+	bool is_job_next; /* whoever asks for heaps all the time stops no load */
 	uint32_t n_jobs;
 	uint64_t running; /* generation, 0: none */
 	struct loader_jobs jobs;
@@ -251,8 +252,9 @@ static bool loader_step(struct loader *l)
 		source_unref(dropped->source);
 		free(dropped);
 		pthread_mutex_lock(&l->mutex);
-	} else if (l->wants_heaps) {
+	} else if (l->wants_heaps && !(job && l->is_job_next)) {
 		loader_update_heaps(l);
+		l->is_job_next = true;
 	} else if (job && !l->is_stopping) {
 		static const struct load_abilities foreign = {.imports_memfd = true};
 		uint64_t used = l->device ? l->weights_bytes[load_find_heap(l->device)] : 0;
@@ -260,6 +262,7 @@ static bool loader_step(struct loader *l)
 			job->result.is_foreign ? foreign : l->abilities;
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
+		l->is_job_next = false;
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);

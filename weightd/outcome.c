@@ -57,13 +57,28 @@ static void outcome_on_not_heated(struct service *s, uint64_t id, const char *mo
 {
 	struct service_generation *data = registry_find(s->registry, id)->data;
 
-	data->is_heating = false;
+	data->is_heating = data->is_second_heat = false;
 	registry_chilled(s->registry, id);
 	if (code == -ESTALE)
 		service_lose(s, id, err->text);
 	if (is_device_lost)
 		outcome_lose_device(s, 0);
 	acquire_fail_all(s, model, code, err);
+}
+
+/* A driver that refuses to import costs the device, not what is warm: it is heated on the device
+ * that the loader opens next. False: that was tried, or cannot be. */
+static bool outcome_heat_again(struct service *s, uint64_t id, const struct loader_result *r)
+{
+	struct service_generation *data = registry_find(s->registry, id)->data;
+	struct err err = ERR_NULL;
+
+	if (r->goal != LOAD_HEAT || r->kind != LOADER_LOST || data->is_second_heat ||
+		!registry_is_wanted(s->registry, id))
+		return false;
+	data->is_second_heat = true;
+	outcome_lose_device(s, 0);
+	return admit_begin(s, id, &err) == 0;
 }
 
 void outcome_fail(
@@ -75,6 +90,9 @@ void outcome_fail(
 	int code = r->code;
 	uint64_t id = g->id;
 
+	if (outcome_heat_again(s, id, r))
+		return;
+	g = registry_find(s->registry, id);
 	snprintf(model, sizeof(model), "%s", g->model);
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
@@ -172,7 +190,7 @@ static void outcome_on_ready(
 
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
-	data->is_heating = false;
+	data->is_heating = data->is_second_heat = false;
 	outcome_summarize(data, r->export);
 	data->loaded_bytes = r->export->weights_bytes;
 	data->load_ns = service_now_ns() - data->started_ns;

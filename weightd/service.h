@@ -47,6 +47,7 @@ struct service_generation {
 	uint64_t waits_for;  /* its load begins when this generation is gone; 0: it has begun */
 	uint64_t expel_ns;   /* CLOCK_MONOTONIC: its leases end then; 0: by themselves */
 	bool is_heating;     /* it loads, and was warm before */
+	bool is_second_heat; /* the device was lost at the first */
 	bool is_cooling;     /* ready, and the loader stages it */
 	bool may_not_cool;   /* its file is not what it was */
 	struct service_summary summary;

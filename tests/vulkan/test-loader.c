@@ -12,6 +12,7 @@
 #include <vulkan/vulkan_core.h>
 
 #include "proto/manifest.h"
+#include "tests/vulkan/shipped-export.h"
 #include "vk/share.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
@@ -67,22 +68,11 @@ void __wrap_vkGetPhysicalDeviceMemoryProperties2(
 		ret->memoryProperties.memoryHeaps[i].size = heap_bytes;
 }
 
-static int open_model(void)
-{
-	char path[4096];
-
-	snprintf(
-		path, sizeof(path), "%s/models/atlas-dense-q8_0.gguf", getenv("WEIGHTD_TEST_DATA"));
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0);
-	return fd;
-}
-
 /* A copy that a test may change. */
 static int copy_model(void)
 {
 	struct stat st;
-	int from = open_model();
+	int from = shipped_export_open_model();
 	int fd = memfd_create("test-loader", MFD_CLOEXEC);
 
 	assert_true(fd >= 0);
@@ -164,7 +154,7 @@ static struct loader_result load(struct loader *l, uint64_t generation, int fd)
 
 static struct export *load_ready(struct loader *l, uint64_t generation)
 {
-	struct loader_result r = load(l, generation, open_model());
+	struct loader_result r = load(l, generation, shipped_export_open_model());
 
 	if (r.kind != LOADER_READY)
 		fail_msg("load: %d %s", r.code, r.err.text);
@@ -200,117 +190,6 @@ static void wait_nothing_staged(void)
 	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
 }
 
-/* What another process gets of an allocation with memory of its own: imported and read whole. */
-static uint8_t *import_memory(struct vk_device *d, const struct export_alloc *a)
-{
-	const struct vk_share_params params = {.n_bytes = a->n_bytes,
-		.buffer_bytes = a->buffer_bytes,
-		.memory_type_index = a->memory_type_index,
-		.is_dedicated = a->is_dedicated};
-	struct vk_memory *m = NULL;
-	struct err err = ERR_NULL;
-	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
-
-	on_device_check(vk_share_import(d, fd, &params, VK_MEMORY_WEIGHTS, "import", &err, &m),
-		&err, "import");
-	struct vk_command *c = on_device_command(d, 0);
-	vk_command_begin(c);
-	vk_command_acquire(c, m);
-	on_device_run(d, c);
-	vk_command_free(c);
-	uint8_t *data = (uint8_t *)on_device_read(d, m);
-	vk_memory_free(m);
-	return data;
-}
-
-/* Of a window: what its mapping shows. */
-static uint8_t *read_window(const struct export_alloc *a)
-{
-	int prot = a->is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-	uint8_t *data = malloc(a->buffer_bytes);
-	void *map = mmap(NULL, a->n_bytes, prot, MAP_SHARED, a->fd, (off_t)a->file_offset);
-
-	assert_non_null(data);
-	assert_true(map != MAP_FAILED);
-	memcpy(data, map, a->buffer_bytes);
-	munmap(map, a->n_bytes);
-	return data;
-}
-
-static uint8_t **import_all(struct vk_device *d, const struct export *e)
-{
-	uint8_t **data = calloc(e->n_allocs, sizeof(*data));
-
-	assert_non_null(data);
-	for (uint32_t i = 0; i < e->n_allocs; i++) {
-		const struct export_alloc *a = &e->allocs[i];
-		struct stat st;
-
-		assert_int_equal(fstat(a->fd, &st), 0);
-		assert_int_equal(a->inode, st.st_ino);
-		assert_int_equal(a->dev, st.st_dev);
-		data[i] = export_has_memory(a) ? import_memory(d, a) : read_window(a);
-	}
-	return data;
-}
-
-static uint64_t count_zeros(const uint8_t *data, uint64_t n_bytes)
-{
-	uint64_t n = 0;
-
-	for (uint64_t i = 0; i < n_bytes; i++)
-		n += data[i] == 0;
-	return n;
-}
-
-/* Every tensor is byte for byte what the file says; every byte of device memory that is no
- * tensor's is zero. */
-static void check_contents(const struct export *e)
-{
-	struct vk_device *d = on_device_new();
-	uint8_t **data = import_all(d, e);
-	int fd = open_model();
-	struct gguf *g = NULL;
-	struct manifest *m = NULL;
-	struct err err = ERR_NULL;
-	uint64_t n_tensor_bytes = 0, n_alloc_bytes = 0, n_zeros = 0, n_tensor_zeros = 0;
-
-	on_device_check(gguf_read(fd, &err, &g), &err, "gguf");
-	on_device_check(manifest_open(e->manifest_fd, &err, &m), &err, "manifest");
-	assert_int_equal(m->n_allocs, e->n_allocs);
-	assert_int_equal(m->n_tensors, g->n_tensors);
-	assert_int_equal(e->n_tensors, g->n_tensors);
-	for (uint64_t i = 0; i < g->n_tensors; i++) {
-		const struct gguf_tensor *t = &g->tensors[i];
-		char name[128];
-		snprintf(name, sizeof(name), "%.*s", (int)t->name.n_bytes, t->name.data);
-		const struct manifest_tensor *mt = manifest_find_tensor(m, name);
-		assert_non_null(mt);
-		uint8_t *expected = malloc(t->n_bytes);
-		assert_non_null(expected);
-		assert_int_equal(
-			pread(fd, expected, t->n_bytes, (off_t)t->offset), (ssize_t)t->n_bytes);
-		assert_memory_equal(expected, data[mt->alloc] + mt->offset, t->n_bytes);
-		n_tensor_bytes += t->n_bytes;
-		n_tensor_zeros += count_zeros(expected, t->n_bytes);
-		free(expected);
-	}
-	for (uint32_t i = 0; i < e->n_allocs; i++) {
-		assert_int_equal(m->allocs[i].n_bytes, e->allocs[i].buffer_bytes);
-		n_alloc_bytes += e->allocs[i].buffer_bytes;
-		n_zeros += count_zeros(data[i], e->allocs[i].buffer_bytes);
-		free(data[i]);
-	}
-	/* Windows overlap and show what is between tensors in a file. */
-	if (e->device_bytes == e->weights_bytes)
-		assert_int_equal(n_zeros - n_tensor_zeros, n_alloc_bytes - n_tensor_bytes);
-	free(data);
-	manifest_free(m);
-	gguf_free(g);
-	close(fd);
-	vk_device_free(d);
-}
-
 static void test_contents(void **state)
 {
 	/* An odd limit, just above the largest tensor, gives many allocations. */
@@ -323,7 +202,7 @@ static void test_contents(void **state)
 		assert_string_equal(e->architecture, "qwen3");
 		assert_string_equal(e->format, "q8_0");
 		assert_true(i < 2 ? e->n_allocs == 1 : e->n_allocs > 4);
-		check_contents(e);
+		shipped_export_check(e);
 		wait_weights(l, e->weights_bytes);
 		loader_release(l, e);
 		wait_weights(l, 0);
@@ -366,7 +245,7 @@ static void test_host_placements(void **state)
 		assert_int_equal(e->allocs[e->n_allocs - 1].handle,
 			is_staged_instead ? EXPORT_MEMFD : rows[i].handle);
 		assert_int_equal(e->device_bytes, 0);
-		check_contents(e);
+		shipped_export_check(e);
 		wait_weights(l, 0);
 		loader_release(l, e);
 		loader_free(l);
@@ -390,7 +269,7 @@ static void test_budget(void **state)
 	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
 	assert_int_equal(e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED], 0);
 	assert_true(e->device_bytes <= policy.vram_budget);
-	check_contents(e);
+	shipped_export_check(e);
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		const struct export_alloc *a = &e->allocs[i];
 		if (a->handle != EXPORT_MEMFD)
@@ -415,7 +294,7 @@ static void test_budget(void **state)
 	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] <= policy.host_budget);
 	assert_int_equal(e->n_unmet_bytes, e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED]);
 	assert_true(e->n_unmet_bytes > 0);
-	check_contents(e);
+	shipped_export_check(e);
 	loader_release(l, e);
 	loader_free(l);
 	policy = (struct policy){0};
@@ -439,7 +318,7 @@ static void test_one_memfd_for_all(void **state)
 {
 	struct source *source = NULL;
 	struct err err = ERR_NULL;
-	int fd = open_model();
+	int fd = shipped_export_open_model();
 
 	(void)state;
 	place("blk.*=staged");
@@ -459,10 +338,10 @@ static void test_one_memfd_for_all(void **state)
 		assert_int_equal(there->allocs[i].inode, here->allocs[here->n_allocs - 1].inode);
 		assert_int_equal(there->allocs[i].file_offset % (64 << 10), 0);
 	}
-	check_contents(here);
-	check_contents(there);
+	shipped_export_check(here);
+	shipped_export_check(there);
 	loader_release(l, here);
-	check_contents(there);
+	shipped_export_check(there);
 	loader_release(l, there);
 	source_unref(source);
 	loader_free(l);
@@ -479,10 +358,10 @@ static void test_allocation_fails(void **state)
 	(void)state;
 	for (int n = 1; n < 12; n++) {
 		fail_alloc = n;
-		struct loader_result r = load(l, (uint64_t)n, open_model());
+		struct loader_result r = load(l, (uint64_t)n, shipped_export_open_model());
 		fail_alloc = 0;
 		if (r.kind == LOADER_READY) {
-			check_contents(r.export);
+			shipped_export_check(r.export);
 			loader_release(l, r.export);
 			n_ready++;
 		} else {
@@ -507,8 +386,8 @@ static void test_left(void **state)
 
 	(void)state;
 	(void)load_ready(l, 1);
-	assert_int_equal(load_fd(l, 2, open_model(), &e), 0);
-	assert_int_equal(load_fd(l, 3, open_model(), &e), 0);
+	assert_int_equal(load_fd(l, 2, shipped_export_open_model(), &e), 0);
+	assert_int_equal(load_fd(l, 3, shipped_export_open_model(), &e), 0);
 	loader_free(l);
 	assert_null(loader_free(NULL));
 }
@@ -542,7 +421,7 @@ static void test_refused(void **state)
 
 	place("*=device");
 	l = start(10000, false);
-	check_refused(l, open_model(), -E2BIG, "in one piece");
+	check_refused(l, shipped_export_open_model(), -E2BIG, "in one piece");
 	loader_free(l);
 	policy = (struct policy){0};
 }
@@ -595,13 +474,13 @@ static void test_device_lost(void **state)
 
 	(void)state;
 	at_submit = lose_device;
-	struct loader_result r = load(l, 2, open_model());
+	struct loader_result r = load(l, 2, shipped_export_open_model());
 	assert_int_equal(r.kind, LOADER_LOST);
 	assert_int_equal(r.code, -EIO);
 	assert_true(fcntl(before->allocs[0].fd, F_GETFD) >= 0);
 	/* A new device serves. */
 	struct export *after = load_ready(l, 3);
-	check_contents(after);
+	shipped_export_check(after);
 	loader_release(l, before);
 	loader_release(l, after);
 	wait_weights(l, 0);
@@ -616,7 +495,7 @@ static void test_cancel(void **state)
 
 	(void)state;
 	for (uint64_t i = 1; i <= 3; i++)
-		assert_int_equal(load_fd(l, i, open_model(), &e), 0);
+		assert_int_equal(load_fd(l, i, shipped_export_open_model(), &e), 0);
 	loader_cancel(l, 3);
 	loader_cancel(l, 77);
 	for (int i = 0; i < 3; i++) {
@@ -640,7 +519,7 @@ static void test_too_many(void **state)
 
 	(void)state;
 	for (uint64_t i = 1; i <= 10 * LOADER_MAX_JOBS && rc == 0; i++) {
-		rc = load_fd(l, i, open_model(), &e);
+		rc = load_fd(l, i, shipped_export_open_model(), &e);
 	}
 	assert_int_equal(rc, -EBUSY);
 	loader_free(l);
@@ -662,7 +541,7 @@ static void test_no_room(void **state)
 		skip();
 	}
 	for (uint64_t i = 1; i < 20; i++) {
-		r = load(l, i, open_model());
+		r = load(l, i, shipped_export_open_model());
 		if (r.kind != LOADER_READY)
 			break;
 		used += r.export->weights_bytes;
