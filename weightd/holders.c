@@ -86,6 +86,8 @@ static void holders_on_exit(evutil_socket_t fd, short what, void *userdata)
 /* A living process has its pid alone; a holder that died keeps its own until it is told. */
 static bool holders_is_of(const struct holder *holder, const struct peer *p)
 {
+	if (holder->id == p->id) /* its very connection, that was expelled */
+		return true;
 	if (p->process || holder->process)
 		return p->process == holder->process;
 	return p->pid > 0 && holder->who.pid == p->pid && peer_is_running(holder->pidfd);
