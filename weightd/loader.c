@@ -102,12 +102,23 @@ static int loader_open_device(struct loader *l, struct err *ret_err)
 	return -ENOTSUP;
 }
 
+/* Under the mutex. */
+static void loader_count_weights(struct loader *l)
+{
+	struct export *e;
+
+	memset(l->weights_bytes, 0, sizeof(l->weights_bytes));
+	TAILQ_FOREACH(e, &l->live, entry)
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		if (export_has_memory(&e->allocs[i]))
+			l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
+}
+
 /* Under the mutex, which is given up while the driver is asked: the loop thread waits for no
  * driver. */
 static void loader_update_heaps(struct loader *l)
 {
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
-	struct export *e;
 
 	l->wants_heaps = false;
 	if (l->device) {
@@ -116,11 +127,7 @@ static void loader_update_heaps(struct loader *l)
 		pthread_mutex_lock(&l->mutex);
 		memcpy(l->heaps, heaps, sizeof(l->heaps));
 	}
-	memset(l->weights_bytes, 0, sizeof(l->weights_bytes));
-	TAILQ_FOREACH(e, &l->live, entry)
-	for (uint32_t i = 0; i < e->n_allocs; i++)
-		if (export_has_memory(&e->allocs[i]))
-			l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
+	loader_count_weights(l);
 }
 
 /* Under the mutex; NULL when no export has memory of the device. */
@@ -257,6 +264,8 @@ static bool loader_step(struct loader *l)
 		l->is_job_next = true;
 	} else if (job && !l->is_stopping) {
 		static const struct load_abilities foreign = {.imports_memfd = true};
+		/* Of now, when what was released is freed: the load is to fit beside it. */
+		loader_count_weights(l);
 		uint64_t used = l->device ? l->weights_bytes[load_find_heap(l->device)] : 0;
 		const struct load_abilities abilities =
 			job->result.is_foreign ? foreign : l->abilities;

@@ -287,6 +287,29 @@ static void test_short(void **state)
 	policy = (struct policy){0};
 }
 
+/* What was released before is free, whoever asked for heaps last. */
+static void test_released_is_free(void **state)
+{
+	struct loader *l = start(false);
+	struct source *source = open_source();
+	struct export *e = run_ready(l, source, LOAD_NEW);
+
+	(void)state;
+	policy.vram_budget = e->device_bytes;
+	for (int i = 0; i < 10; i++) {
+		count_weights(l);
+		usleep(20000); /* the heaps are asked for, and a job is next */
+		loader_release(l, e);
+		struct loader_result r = run(l, source, LOAD_NEW, UINT64_MAX);
+		assert_int_equal(r.kind, LOADER_READY);
+		e = r.export;
+	}
+	loader_release(l, e);
+	source_unref(source);
+	loader_free(l);
+	policy = (struct policy){0};
+}
+
 static uint64_t now_ms(void)
 {
 	struct timespec t;
@@ -336,6 +359,7 @@ int main(void)
 		CASE(test_no_room_to_cool),
 		CASE(test_import_refused),
 		CASE(test_short),
+		CASE(test_released_is_free),
 		CASE(test_nobody_waits_for_the_driver),
 	};
 
