@@ -18,6 +18,7 @@ static void leave_tell_detached(struct service *s, const struct peer *p, uint64_
 
 int leave_release(struct service *s, struct peer *p, uint64_t generation, struct err *ret_err)
 {
+	peer_end_loans(p);
 	bool had_lease = registry_has_lease(s->registry, generation, p->id);
 	int rc = registry_release(s->registry, generation, p->id,
 		holders_find(s->params->holders, p), service_now_ns(), ret_err);
@@ -47,6 +48,7 @@ static void leave_expel(struct service *s, uint64_t generation, struct peer *p)
 {
 	const struct registry_generation *g = registry_find(s->registry, generation);
 
+	peer_end_loans(p);
 	leave_tell_detached(s, p, generation);
 	rpc_reply_event(p, &(struct rpc_reply_event){.kind = RPC_REPLY_EXPELLED,
 				   .model = g->model,
@@ -63,7 +65,8 @@ static uint64_t leave_find(struct service *s, uint64_t now_ns)
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
 		const struct service_generation *data = g->data;
-		if (g->state == REGISTRY_DRAINING && data->expel_ns && data->expel_ns <= now_ns)
+		if (g->state == REGISTRY_DRAINING && g->n_leases > 0 && data->expel_ns &&
+			data->expel_ns <= now_ns)
 			return g->id;
 	}
 	return 0;

@@ -135,6 +135,20 @@ void peer_finish(struct peer *p)
 	peer_drop_queue(p);
 }
 
+void peer_end_loans(struct peer *p)
+{
+	struct peer_packet *packet;
+
+	peer_flush(p);
+	TAILQ_FOREACH(packet, &p->queue, entry)
+	if (packet->fds.n > 0 && !packet->owns_fds)
+		break;
+	if (!packet)
+		return;
+	peer_break(p, "%s", "its lease ended before it had read the descriptors");
+	peer_drop_queue(p);
+}
+
 struct peer *peer_free(struct peer *p)
 {
 	if (!p)

@@ -391,6 +391,37 @@ def waited_seconds(pids):
     return total / 1e9
 
 
+def test_release_before_reading(site):
+    """Descriptors that wait for their reader are not sent once the lease has ended."""
+    weightd = site.weightd({"demo": harness.MODEL})
+    lease = Lease(site, "demo")
+    uuids = worker_socket.fields(lease.connection.welcome[3])
+    acquire = worker_socket.field(4, worker_socket.field(1, "demo") + worker_socket.field(
+        2, uuids[1]) + worker_socket.field(3, uuids[2]))
+    for i in range(300):
+        lease.connection.socket.send(worker_socket.field(1, 100 + i) + acquire)
+    site.ctl("unload", "demo")
+    lease.connection.socket.send(worker_socket.field(1, 1000) + worker_socket.field(
+        13, worker_socket.field(1, lease.generation)))
+    n = 0
+    while True:
+        try:
+            data, fds, _, _ = socket.recv_fds(lease.connection.socket, 65536, 64)
+        except ConnectionResetError:
+            break
+        for fd in fds:
+            what = os.readlink(f"/proc/self/fd/{fd}")
+            os.close(fd)
+            check("memfd:" in what, f"a descriptor of {what}")
+        if not data:
+            break
+        n += 1
+    check(0 < n < 300, f"{n} answers, and then the end of the connection")
+    check(weightd.is_alive(), "weightd ended")
+    lease.close()
+    wait_until(lambda: not states(site, "demo"), "it is gone")
+
+
 def ask_status(connection, pid):
     """Seconds until the answer; those that a thread waited for a processor are not counted."""
     pids = (pid, os.getpid())
