@@ -139,7 +139,13 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 		const struct registry_generation *g =
 			registry_at(service_get_registry(call->service), i - 1);
 		const struct service_generation *data = g->data;
-		if (strcmp(g->model, name) || !data->residencies[0].export)
+		if (strcmp(g->model, name) != 0)
+			continue;
+		if (g->state == REGISTRY_WARM)
+			return err_set(ret_err, EAGAIN,
+				"model %.64s is warm: it is placed anew when a worker asks for it",
+				name);
+		if (!data->residencies[0].export)
 			continue;
 		rpc_reply_described(
 			call->peer, call->request->id, g->id, data->residencies[0].export);

@@ -45,16 +45,19 @@ def make_model(site, name, n_mib, seed=1):
     return path
 
 
+def acquire_message(connection, model):
+    """The body of Acquire for weightd's own device, opaque descriptors alone."""
+    uuids = worker_socket.fields(connection.welcome[3])
+    return (worker_socket.field(1, model) + worker_socket.field(2, uuids[1]) +
+            worker_socket.field(3, uuids[2]))
+
+
 class Lease:
     """A worker's connection by hand, of a process that can be killed: it leases and stays."""
 
     def __init__(self, site, model):
         self.connection = Weightd(site, role=1)
-        device = self.connection.welcome[3]
-        uuids = worker_socket.fields(device)
-        acquire = (worker_socket.field(1, model) + worker_socket.field(2, uuids[1]) +
-                   worker_socket.field(3, uuids[2]))
-        reply = self.connection.ask(4, acquire)
+        reply = self.connection.ask(4, acquire_message(self.connection, model))
         check(5 in reply, f"Acquire of {model}: {reply}")
         self.generation = worker_socket.fields(reply[5])[1]
 
@@ -263,6 +266,7 @@ def cool_and_heat(site, args=(), where="host memory"):
     check(staged >= 0.95 * loaded if where == "host memory" else staged == 0, f"staged {staged}")
     check(generation["idle_ns"] > 1e9, f"idle for {generation['idle_ns']}")
     check("warm" in site.ctl("ls").out, "warm in ls")
+    check("is warm" in site.ctl("map", "demo", status=1).err, "map of a warm generation")
     worker = site.worker("demo")
     check_equal(states(site, "demo"), [("ready", 1, 0)], "heated")
     check_answer(site, worker, "after")
@@ -312,14 +316,49 @@ def test_warm_file_changes(site):
         with open(path, "r+b") as f:
             f.write(data)
         lease = Weightd(site, role=1)
-        uuids = worker_socket.fields(lease.welcome[3])
-        reply = lease.ask(4, worker_socket.field(1, "demo") + worker_socket.field(2, uuids[1]) +
-                          worker_socket.field(3, uuids[2]))
+        reply = lease.ask(4, acquire_message(lease, "demo"))
         check(3 in reply, f"Acquire of a changed file: {reply}")
         wait_until(lambda: not states(site, "demo"), "it is lost")
         check(reason in weightd.log() and "is lost" in weightd.log(), weightd.log())
         lease.close()
         weightd.stop()
+
+
+def test_heated_when_there_is_room(site):
+    """Who asks for a warm model that finds no room is refused, and it stays warm."""
+    site.weightd({"demo": harness.MODEL},
+                 ["--idle", "1", "--vram-budget", "10M", "--place", "*=device"])
+    wait_until(lambda: states(site, "demo") == [("warm", 0, 0)], "it cools")
+    site.ctl("load", f"other={harness.MODEL}")
+    lease = Lease(site, "other")
+    connection = Weightd(site, role=1)
+    for _ in range(2):
+        reply = connection.ask(4, acquire_message(connection, "demo"))
+        check(3 in reply, f"Acquire without room: {reply}")
+        text = worker_socket.fields(reply[3])[2].decode()
+        check(f"other generation 2" in text and f"by pid {os.getpid()}" in text, text)
+        check_equal(states(site, "demo"), [("warm", 0, 0)], "as warm as before")
+    lease.connection.ask(13, worker_socket.field(1, lease.generation))
+    lease.close()
+    worker = site.worker("demo")
+    check_answer(site, worker, "once the other one can go")
+    check_equal(models(site), {"demo"}, "the other one is gone")
+    # Given up while it is heated, or just before or after: nothing is left of it.
+    worker.stop()
+    wait_until(lambda: states(site, "demo") == [("warm", 0, 0)], "it cools again")
+    acquire = worker_socket.field(4, acquire_message(connection, "demo"))
+    unload = worker_socket.field(6, worker_socket.field(1, "demo"))
+    connection.socket.send(worker_socket.field(1, 50) + acquire)
+    connection.socket.send(worker_socket.field(1, 51) + unload)
+    bodies = {}
+    while len(bodies) < 2:
+        reply = connection.receive()
+        bodies[reply[1]] = reply
+    check(6 in bodies[51], f"Unload: {bodies[51]}")
+    check(3 in bodies[50] or 5 in bodies[50], f"Acquire: {bodies[50]}")
+    connection.close()
+    wait_until(lambda: not states(site, "demo") or states(site, "demo")[0][0] == "held", "gone")
+    check_equal(device_bytes(site.status()) > 0, bool(states(site, "demo")), "device memory")
 
 
 def test_idle_unload(site):
@@ -369,9 +408,7 @@ def test_hold_after_expulsion_and_close(site):
     first = Lease(site, "demo")
     site.ctl("unload", "demo", "--timeout", "1")
     wait_until(lambda: states(site, "demo") == [("held", 0, 1)], "expelled", 10)
-    uuids = worker_socket.fields(first.connection.welcome[3])
-    reply = first.connection.ask(4, worker_socket.field(1, "other") + worker_socket.field(
-        2, uuids[1]) + worker_socket.field(3, uuids[2]))
+    reply = first.connection.ask(4, acquire_message(first.connection, "other"))
     check(5 in reply, f"Acquire: {reply}")
     first.close()
     wait_until(lambda: states(site, "other") == [("ready", 0, 1)], "a hold of the process")
@@ -395,14 +432,17 @@ def test_release_before_reading(site):
     """Descriptors that wait for their reader are not sent once the lease has ended."""
     weightd = site.weightd({"demo": harness.MODEL})
     lease = Lease(site, "demo")
-    uuids = worker_socket.fields(lease.connection.welcome[3])
-    acquire = worker_socket.field(4, worker_socket.field(1, "demo") + worker_socket.field(
-        2, uuids[1]) + worker_socket.field(3, uuids[2]))
+    generation = lease.generation
+    acquire = worker_socket.field(4, acquire_message(lease.connection, "demo"))
     for i in range(300):
         lease.connection.socket.send(worker_socket.field(1, 100 + i) + acquire)
     site.ctl("unload", "demo")
     lease.connection.socket.send(worker_socket.field(1, 1000) + worker_socket.field(
         13, worker_socket.field(1, lease.generation)))
+    wait_until(lambda: not states(site, "demo"), "it is gone")
+    # Others that take the numbers of those that were closed, and are none of the reader's business.
+    others = [Weightd(site) for _ in range(20)]
+    inodes = set()
     n = 0
     while True:
         try:
@@ -410,16 +450,21 @@ def test_release_before_reading(site):
         except ConnectionResetError:
             break
         for fd in fds:
-            what = os.readlink(f"/proc/self/fd/{fd}")
+            st = os.fstat(fd)
             os.close(fd)
-            check("memfd:" in what, f"a descriptor of {what}")
+            inodes.add((st.st_dev, st.st_ino))
         if not data:
             break
+        reply = worker_socket.fields(data)
+        check(5 not in reply or worker_socket.fields(reply[5])[1] == generation, f"{reply}")
         n += 1
+        if n == 300:
+            break
     check(0 < n < 300, f"{n} answers, and then the end of the connection")
+    check_equal(len(inodes), 2, "files behind the descriptors: the manifest and the weights")
     check(weightd.is_alive(), "weightd ended")
-    lease.close()
-    wait_until(lambda: not states(site, "demo"), "it is gone")
+    for connection in [lease, *others]:
+        connection.close()
 
 
 def ask_status(connection, pid):
@@ -460,7 +505,7 @@ def test_status_while_it_loads(site):
         print(f"# status while {phase}: {len(times)} answers, median "
               f"{statistics.median(times) * 1e3:.2f} ms, max {max(times) * 1e3:.2f} ms")
     for phase, times in seconds.items():
-        check(len(times) >= 100, f"{phase}: {len(times)} answers")
+        check(len(times) >= 25, f"{phase}: {len(times)} answers")
         check(statistics.median(times) < 0.05, f"median while {phase}")
         check(max(times) < 0.05, f"max while {phase}")
     connection.close()
