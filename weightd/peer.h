@@ -83,8 +83,8 @@ int must_check peer_new(int fd, uint64_t id, struct peer **ret_peer);
 void peer_finish(struct peer *p);
 
 /*
- * Before a lease of the peer ends while its connection goes on: what was lent to its queue must have
- * left. A peer that has not read it is dropped, and the queue with it.
+ * Before a lease of the peer ends while its connection goes on: what was lent to its queue must
+ * have left. A peer that has not read it is dropped, and the queue with it.
  */
 void peer_end_loans(struct peer *p);
 
