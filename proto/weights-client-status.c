@@ -224,6 +224,7 @@ static int must_check status_read_generation(
 	g->pinned = m->pinned;
 	g->idle_ns = m->idle_ns;
 	g->n_holds = m->n_holds;
+	g->residency = m->residency;
 	int r = status_string("origin", m->origin, ret_err, &g->origin);
 	if (r == 0)
 		r = status_string("path", m->path, ret_err, &g->path);

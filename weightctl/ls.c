@@ -8,11 +8,12 @@
 #include "weightctl/options.h"
 #include "weightctl/output.h"
 #include "weightctl/status-json.h"
+#include "weightctl/status-names.h"
 
 static int print(const struct weights_client_status *s)
 {
-	printf("%-24s %10s  %-8s %-8s %12s %7s %6s %6s  %s\n", "NAME", "GENERATION", "STATE",
-		"FORMAT", "WEIGHTS", "LEASES", "HOLDS", "PINNED", "UNUSED");
+	printf("%-24s %10s  %-8s %-8s %12s %7s %6s %6s %11s  %s\n", "NAME", "GENERATION", "STATE",
+		"FORMAT", "WEIGHTS", "LEASES", "HOLDS", "PINNED", "UNUSED", "DEVICES");
 	for (uint32_t i = 0; i < s->n_models; i++) {
 		const struct weights_client_model *m = &s->models[i];
 
@@ -21,11 +22,12 @@ static int print(const struct weights_client_status *s)
 			const struct weights_client_generation *g = &m->generations[k];
 
 			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 " %6" PRIu32
-			       " %6s  %s\n",
+			       " %6s %11s  %s\n",
 				m->name, g->id, g->state, g->format,
 				figure_bytes(g->weights_bytes).text, g->n_leases, g->n_holds,
 				g->pinned ? "yes" : "no",
-				g->idle_ns ? figure_time(g->idle_ns).text : "-");
+				g->idle_ns ? figure_time(g->idle_ns).text : "-",
+				status_names_residency(g->residency).text);
 		}
 	}
 	return 0;

@@ -13,7 +13,7 @@
 static bool idle_is_loading(const struct service *s, const struct service_generation *data)
 {
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
-		if (data->residencies[i].is_loading)
+		if (data->residencies[i].is_loading || data->residencies[i].is_copying)
 			return true;
 	return false;
 }

@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/dtype.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/device.h"
-#include "vk/memory.h"
+#include "weightd/allocator.h"
+#include "weightd/clock.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/heat.h"
@@ -101,7 +101,9 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.host_free_bytes = host_memory_get_free(),
 		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
 		.file_bytes = source_get_bytes(source),
-		.can_export_host = params->device && params->abilities.exports_host,
+		.can_export_host =
+			params->device && (params->abilities.exports_host_fd ||
+						  params->abilities.exports_host_dma_buf),
 		.may_free_bytes = params->may_free_bytes,
 	};
 
@@ -161,37 +163,6 @@ static void load_forget_place(struct load *l)
 	l->placement = placement_free(l->placement);
 }
 
-/* ret_n_bytes: of the device, when it has no more. */
-static int load_allocate(struct load *l, struct err *ret_err, uint64_t *ret_n_bytes)
-{
-	const struct placement *p = l->placement;
-	uint64_t n_bytes = 0;
-	int rc = 0;
-
-	for (uint32_t i = 0; i < p->n_allocs; i++) {
-		char name[64];
-		snprintf(name, sizeof(name), "weights of generation %llu, allocation %u",
-			(unsigned long long)l->params->generation, i);
-		const struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
-			.n_bytes = p->allocs[i].n_bytes,
-			.is_exportable = true,
-			.is_host = p->homes[i].home == PLACEMENT_HOST_MEMORY,
-			.name = name};
-		if (p->homes[i].home > PLACEMENT_HOST_MEMORY)
-			continue;
-		rc = vk_memory_new(
-			l->params->device, &params, ret_err, &l->export->allocs[i].memory);
-		if (rc == VK_DEVICE_LOST)
-			return LOAD_DEVICE_LOST;
-		if (rc < 0)
-			break;
-		if (p->homes[i].home == PLACEMENT_DEVICE_MEMORY)
-			n_bytes += p->allocs[i].n_bytes;
-	}
-	*ret_n_bytes = n_bytes;
-	return rc;
-}
-
 static int load_write_manifest(struct load *l, struct err *ret_err)
 {
 	static const uint8_t no_hash[32];
@@ -202,31 +173,6 @@ static int load_write_manifest(struct load *l, struct err *ret_err)
 
 	return manifest_writer_write(l->gguf, &l->model, &placement, l->params->generation, no_hash,
 		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
-}
-
-/* Budgets are estimates, and others allocate too: what then fails is placed anew in less. */
-static int load_place_and_allocate(struct load *l, struct err *ret_err)
-{
-	struct placement_limits limits = load_get_limits(l);
-	int rc = 0;
-
-	for (int i = 0; i < LOAD_MAX_TRIES; i++) {
-		uint64_t n_bytes = 0;
-		load_forget_place(l);
-		rc = load_place(l, &limits, ret_err);
-		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
-			rc = load_write_manifest(l, ret_err);
-		if (rc)
-			return rc;
-		rc = load_allocate(l, ret_err, &n_bytes);
-		if (rc != -ENOMEM)
-			return rc;
-		log_debug("generation %llu: after %llu bytes: %s",
-			(unsigned long long)l->params->generation, (unsigned long long)n_bytes,
-			ret_err->text);
-		limits.free_bytes = n_bytes;
-	}
-	return rc;
 }
 
 static bool load_has_memfd(const struct load *l)
@@ -243,10 +189,12 @@ static int load_heat(const struct load *l, struct fill_params *fill, struct err 
 	const struct load_params *params = l->params;
 	const struct vk_device_info *info =
 		params->device ? vk_device_get_info(params->device) : NULL;
+	_cleanup_(cleanup_free)
+	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
 	struct heat_params heat = {.device = params->device,
 		.source = params->source,
 		.placement = l->placement,
-		.memories = fill->memories,
+		.memories = memories,
 		.memfd = fill->memfd,
 		.page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
 		.progress = params->progress,
@@ -259,7 +207,13 @@ static int load_heat(const struct load *l, struct fill_params *fill, struct err 
 	if (info->import_align > heat.page_bytes)
 		heat.page_bytes = info->import_align;
 	heat.max_window_bytes = load_cap(info->max_alloc_bytes, params->window_bytes);
-	int rc = heat_run(&heat, ret_err);
+	int rc = memories ? 0 : err_set(ret_err, ENOMEM, "weights: out of memory");
+	for (uint32_t i = 0; i < l->placement->n_allocs && rc == 0; i++)
+		if (l->placement->homes[i].home <= PLACEMENT_HOST_MEMORY)
+			rc = allocator_wait(fill->allocator, i, ret_err, &memories[i]);
+	if (rc)
+		return rc == ALLOCATOR_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	rc = heat_run(&heat, ret_err);
 	if (rc == HEAT_REFUSED) {
 		log_warn("device %s: its driver refuses to import a memfd: %s", info->name,
 			ret_err->text);
@@ -271,27 +225,24 @@ static int load_heat(const struct load *l, struct fill_params *fill, struct err 
 	return rc == HEAT_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
 }
 
-static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
+/* The memory that is there, or is made meanwhile, is filled. */
+static int load_fill(
+	struct load *l, struct allocator *allocator, struct err *ret_err, int *ret_refusal)
 {
 	const struct load_params *params = l->params;
-	_cleanup_(cleanup_free)
-	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
-
-	if (!memories)
-		return err_set(ret_err, ENOMEM, "weights: out of memory");
-	for (uint32_t i = 0; i < l->export->n_allocs; i++)
-		memories[i] = l->export->allocs[i].memory;
 	struct fill_params fill = {.device = params->device,
+		.ring = params->ring,
 		.source = params->source,
 		.gguf = l->gguf,
 		.placement = l->placement,
-		.memories = memories,
+		.allocator = allocator,
 		.use_pread = params->use_pread,
 		.progress = params->progress,
 		.userdata = params->userdata};
 	bool is_heating = params->goal == LOAD_HEAT && source_get_memfd(params->source) >= 0;
 	bool is_staging = is_heating || load_has_memfd(l);
 	int rc = 0;
+
 	if (is_staging)
 		rc = source_begin_staging(
 			params->source, l->placement->memfd_bytes, ret_err, &fill.memfd);
@@ -304,6 +255,59 @@ static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
 	if (is_staging)
 		source_end_staging(params->source);
 	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+/* ret_summary: what the memory came to; its failure is the load's. */
+static int load_allocate_and_fill(struct load *l, struct err *ret_err, int *ret_refusal,
+	struct allocator_summary *ret_summary)
+{
+	const struct allocator_params params = {.device = l->params->device,
+		.placement = l->placement,
+		.export = l->export,
+		.host_handle = l->params->abilities.exports_host_dma_buf ? VK_HANDLE_DMA_BUF
+									 : VK_HANDLE_OPAQUE_FD,
+		.generation = l->params->generation};
+	struct allocator *allocator = NULL;
+	int rc = allocator_new(&params, ret_err, &allocator);
+
+	if (rc < 0)
+		return rc;
+	rc = load_fill(l, allocator, ret_err, ret_refusal);
+	allocator_stop(allocator, ret_err, ret_summary);
+	allocator_free(allocator);
+	if (ret_summary->code)
+		rc = ret_summary->code;
+	return rc == ALLOCATOR_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+/* Budgets are estimates, and others allocate too: what then fails is placed anew in less. */
+static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_refusal)
+{
+	struct placement_limits limits = load_get_limits(l);
+	int rc = 0;
+
+	for (int i = 0; i < LOAD_MAX_TRIES; i++) {
+		struct allocator_summary made = {0};
+		load_forget_place(l);
+		rc = load_place(l, &limits, ret_err);
+		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
+			rc = load_write_manifest(l, ret_err);
+		if (rc)
+			return rc;
+		rc = load_allocate_and_fill(l, ret_err, ret_refusal, &made);
+		if (rc == 0)
+			log_debug("generation %llu: %llu bytes of the device were there after "
+				  "%.1f ms",
+				(unsigned long long)l->params->generation,
+				(unsigned long long)made.device_bytes, (double)made.busy_ns / 1e6);
+		if (made.code != -ENOMEM)
+			return rc;
+		log_debug("generation %llu: after %llu bytes: %s",
+			(unsigned long long)l->params->generation,
+			(unsigned long long)made.device_bytes, ret_err->text);
+		limits.free_bytes = made.device_bytes;
+	}
+	return rc;
 }
 
 static void load_describe(struct load *l)
@@ -331,20 +335,12 @@ static void load_describe(struct load *l)
 	}
 }
 
-static uint64_t load_now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
 	int *ret_refusal, uint64_t *ret_short_bytes)
 {
 	_cleanup_(load_fini)
 	struct load l = {.params = params};
-	uint64_t start_ms = load_now_ms(), placed_ms;
+	uint64_t start_ns = clock_now_ns(), read_ns;
 	int rc;
 
 	/* It was read before: another file now is a change, whatever is wrong with it. */
@@ -353,13 +349,11 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 		rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
+	read_ns = clock_now_ns();
 	if (rc == 0)
-		rc = load_place_and_allocate(&l, ret_err);
+		rc = load_place_and_fill(&l, ret_err, ret_refusal);
 	if (rc == LOAD_SHORT)
 		*ret_short_bytes = l.short_bytes;
-	placed_ms = load_now_ms();
-	if (rc == 0)
-		rc = load_fill(&l, ret_err, ret_refusal);
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
 		rc = source_check(params->source, ret_err);
@@ -371,9 +365,11 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	if (params->goal == LOAD_HEAT && !load_has_memfd(&l))
 		source_drop_staged(params->source);
 	load_describe(&l);
-	log_debug("generation %llu: %llu ms until memory was there, %llu ms to fill it",
-		(unsigned long long)params->generation, (unsigned long long)(placed_ms - start_ms),
-		(unsigned long long)(load_now_ms() - placed_ms));
+	log_debug("generation %llu: %.1f ms to read the metadata, %.1f ms to place, allocate, fill "
+		  "and "
+		  "share",
+		(unsigned long long)params->generation, (double)(read_ns - start_ns) / 1e6,
+		(double)(clock_now_ns() - read_ns) / 1e6);
 	*ret_export = TAKE_PTR(l.export);
 	return 0;
 }

@@ -96,12 +96,14 @@ void outcome_fail(
 	snprintf(model, sizeof(model), "%s", g->model);
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
-	if (code == -ENOMEM)
-		admit_explain(s, id, &err);
 	err_prefix(&err, "model %s", model);
+	/* Who has the memory is for who loads and for the log: others may not see those. */
+	struct err explained = err;
+	if (code == -ENOMEM)
+		admit_explain(s, id, &explained);
 	if (!data->is_own || code == -ECANCELED) /* else its one line is that of weightd's end */
-		log_warn("%s", err.text);
-	outcome_answer(s, id, data, code, &err);
+		log_warn("%s", explained.text);
+	outcome_answer(s, id, data, code, &explained);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_FAILED,
 				.model = model,
 				.generation = id,
@@ -253,6 +255,31 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 	acquire_fail(s, model, slot, r->code, &err);
 }
 
+/* Windows of the file were copied for who does not take them from there; it takes memory. */
+static void outcome_on_copied(struct service *s, const struct registry_generation *g, uint32_t slot,
+	const struct loader_result *r)
+{
+	struct service_residency *residency =
+		&((struct service_generation *)g->data)->residencies[slot];
+	char model[REGISTRY_NAME_MAX + 1];
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	residency->is_copying = false;
+	if (r->code == 0) {
+		residency->export->copied_from = residency->copy_from;
+		log_info("model %s: generation %llu: %llu bytes of pinned weights were copied to "
+			 "host memory for a worker that does not import the file's pages, %.3f s",
+			model, (unsigned long long)g->id, (unsigned long long)r->loaded_bytes,
+			(double)r->load_ns / 1e9);
+	} else {
+		residency->has_no_copy = true;
+		log_warn("model %s: generation %llu: a worker does not import the file's pages and "
+			 "will copy them itself: %s",
+			model, (unsigned long long)g->id, r->err.text);
+	}
+	acquire_wake(s, model, 0, NULL);
+}
+
 static void outcome_take(struct service *s, uint32_t i, const struct loader_result *r)
 {
 	struct registry_generation *g = registry_find(s->registry, r->generation);
@@ -261,6 +288,11 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	if (r->goal == LOAD_COOL) {
 		if (g && ((struct service_generation *)g->data)->is_cooling)
 			idle_finish(s, g, r);
+		return;
+	}
+	if (r->kind == LOADER_COPIED) {
+		if (g && ((struct service_generation *)g->data)->residencies[slot].export)
+			outcome_on_copied(s, g, slot, r);
 		return;
 	}
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
@@ -280,7 +312,8 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	case LOADER_SHORT: admit_make_room(s, g->id, r); break;
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_fail(s, g, r); break;
-	case LOADER_COOL: break;
+	case LOADER_COOL:
+	case LOADER_COPIED: break; /* not of what is being filled */
 	}
 }
 

@@ -14,6 +14,7 @@
 #include "weightd/leave.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 uint64_t service_now_ns(void)
@@ -95,7 +96,7 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->is_watching)
+	if (p->is_watching && shown_event(p, event->model, event->pid))
 		rpc_reply_event(p, event);
 }
 
@@ -120,7 +121,7 @@ uint64_t service_release_exports(struct service *s, struct service_generation *d
 			continue;
 		n_bytes += e->device_bytes;
 		loader_release(s->params->loaders[i % s->params->n_loaders], e);
-		data->residencies[i].export = NULL;
+		data->residencies[i] = (struct service_residency){.export = NULL};
 	}
 	return n_bytes;
 }
@@ -172,7 +173,7 @@ bool service_check_file(struct service *s, uint64_t id)
 		uses_file |= data->residencies[i].export &&
 			     export_uses_file(data->residencies[i].export);
 	/* Warm, and only its file has it. */
-	uses_file |= g->state == REGISTRY_WARM && source_get_staged_bytes(data->source) == 0;
+	uses_file |= g->state == REGISTRY_WARM && source_get_memfd(data->source) < 0;
 	if (!uses_file || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE) ||
 		source_check(data->source, &err) == 0)
 		return false;

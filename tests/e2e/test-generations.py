@@ -326,7 +326,7 @@ def test_warm_file_changes(site):
 
 def test_heated_when_there_is_room(site):
     """Who asks for a warm model that finds no room is refused, and it stays warm."""
-    site.weightd({"demo": harness.MODEL},
+    weightd = site.weightd({"demo": harness.MODEL},
                  ["--idle", "1", "--vram-budget", "10M", "--place", "*=device"])
     wait_until(lambda: states(site, "demo") == [("warm", 0, 0)], "it cools")
     site.ctl("load", f"other={harness.MODEL}")
@@ -336,7 +336,9 @@ def test_heated_when_there_is_room(site):
         reply = connection.ask(4, acquire_message(connection, "demo"))
         check(3 in reply, f"Acquire without room: {reply}")
         text = worker_socket.fields(reply[3])[2].decode()
-        check(f"other generation 2" in text and f"by pid {os.getpid()}" in text, text)
+        check("needs" in text and "other" not in text, f"who has it is not for everybody: {text}")
+        check(f"other generation 2" in weightd.log() and f"by pid {os.getpid()}" in weightd.log(),
+              weightd.log())
         check_equal(states(site, "demo"), [("warm", 0, 0)], "as warm as before")
     lease.connection.ask(13, worker_socket.field(1, lease.generation))
     lease.close()

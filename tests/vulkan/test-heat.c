@@ -10,7 +10,7 @@
 #include <vulkan/vulkan_core.h>
 
 #include "proto/manifest.h"
-#include "tests/vulkan/shipped-export.h"
+#include "tests/vulkan/on-loader.h"
 #include "vk/probe.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
@@ -94,7 +94,7 @@ static struct source *open_source(void)
 {
 	struct source *source = NULL;
 	struct err e = ERR_NULL;
-	int fd = shipped_export_open_model();
+	int fd = on_loader_open_model();
 
 	on_device_check(source_new(fd, false, &account, &e, &source), &e, "source");
 	close(fd);
@@ -179,7 +179,7 @@ static void test_cool_and_heat(void **state)
 		bool has_imports = imports && loader_get_info(l)->import_align > 0;
 		assert_int_equal(n_imports > n_before + 3, has_imports);
 		assert_int_equal(e->device_bytes, n_bytes);
-		shipped_export_check(e);
+		on_loader_check_contents(e);
 		assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
 		assert_int_equal(source_get_memfd(source), -1);
 		loader_release(l, e);
@@ -201,7 +201,7 @@ static void test_heat_into_less(void **state)
 	assert_true(e->device_bytes > 0 && e->device_bytes <= policy.vram_budget);
 	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] > 0 ||
 		    loader_get_info(l)->import_align == 0);
-	shipped_export_check(e);
+	on_loader_check_contents(e);
 	loader_release(l, e);
 	source_unref(source);
 	loader_free(l);
@@ -225,7 +225,7 @@ static void test_no_room_to_cool(void **state)
 	policy = (struct policy){0};
 	/* From the file then. */
 	struct export *e = run_ready(l, source, LOAD_HEAT);
-	shipped_export_check(e);
+	on_loader_check_contents(e);
 	loader_release(l, e);
 	source_unref(source);
 	loader_free(l);
@@ -248,7 +248,7 @@ static void test_import_refused(void **state)
 	unsigned n_before = n_imports;
 	struct export *e = run_ready(l, source, LOAD_HEAT);
 	assert_int_equal(n_imports, n_before);
-	shipped_export_check(e);
+	on_loader_check_contents(e);
 	loader_release(l, e);
 	source_unref(source);
 	loader_free(l);
