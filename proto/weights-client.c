@@ -385,10 +385,41 @@ static int must_check weights_client_do(
 
 int weights_client_unload(struct weights_client *c, const char *name, struct err *ret_err)
 {
+	return weights_client_unload_within(c, name, 0, ret_err);
+}
+
+int weights_client_pin(
+	struct weights_client *c, const char *model, bool pinned, struct err *ret_err)
+{
+	Wd__Pin pin = WD__PIN__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	pin.model = (char *)model;
+	pin.pinned = pinned;
+	request.body_case = WD__REQUEST__BODY_PIN;
+	request.pin = &pin;
+	return weights_client_do(c, &request, ret_err);
+}
+
+int weights_client_release(struct weights_client *c, uint64_t generation, struct err *ret_err)
+{
+	Wd__Release release = WD__RELEASE__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	release.generation = generation;
+	request.body_case = WD__REQUEST__BODY_RELEASE;
+	request.release = &release;
+	return weights_client_do(c, &request, ret_err);
+}
+
+int weights_client_unload_within(
+	struct weights_client *c, const char *name, uint64_t timeout_ns, struct err *ret_err)
+{
 	Wd__Unload unload = WD__UNLOAD__INIT;
 	Wd__Request request = WD__REQUEST__INIT;
 
 	unload.name = (char *)name;
+	unload.timeout_ns = timeout_ns;
 	request.body_case = WD__REQUEST__BODY_UNLOAD;
 	request.unload = &unload;
 	return weights_client_do(c, &request, ret_err);

@@ -90,7 +90,7 @@ void weights_client_acquired_fini(struct weights_client_acquired *a);
 
 struct weights_client_generation {
 	uint64_t id;
-	const char *state; /* "loading", "ready", "draining", "held", "lost" */
+	const char *state; /* "loading", "ready", "warm", "draining", "held", "lost" */
 	char *origin;
 	char *path;
 	char *architecture;
@@ -108,6 +108,9 @@ struct weights_client_generation {
 	uint8_t identity[32]; /* of the contents */
 	bool has_identity;
 	uint64_t verified_ns; /* see Generation.verified_ns */
+	bool pinned;
+	uint64_t idle_ns; /* since the last lease ended; 0 while there is one */
+	uint32_t n_holds; /* processes without a lease that may still have it imported */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -142,6 +145,7 @@ struct weights_client_peer {
 	struct weights_client_lease *leases;
 	struct weights_client_report report;
 	bool has_report;
+	bool is_gone; /* a process that holds without a lease: leases are what it holds */
 };
 
 struct weights_client_status {
@@ -166,8 +170,11 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_UNLOADED,
 	WEIGHTS_CLIENT_ATTACHED,
 	WEIGHTS_CLIENT_DETACHED,
-	WEIGHTS_CLIENT_LOST,         /* text says why */
-	WEIGHTS_CLIENT_CORRUPT = 10, /* text names tensors; since_ns: how long it may be so */
+	WEIGHTS_CLIENT_LOST, /* text says why */
+	WEIGHTS_CLIENT_PRESSURE,
+	WEIGHTS_CLIENT_REPLACED,
+	WEIGHTS_CLIENT_CORRUPT, /* text names tensors; since_ns: how long it may be so */
+	WEIGHTS_CLIENT_EXPELLED,
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -258,6 +265,18 @@ struct weights_client_verified {
 /* Every checksum of the newest generation made anew; returns when that is done. */
 int must_check weights_client_verify(struct weights_client *c, const char *model,
 	struct err *ret_err, struct weights_client_verified *ret_verified);
+
+/* The same; leases that have not drained within timeout_ns end (0: they do not). */
+int must_check weights_client_unload_within(
+	struct weights_client *c, const char *name, uint64_t timeout_ns, struct err *ret_err);
+
+/* A pinned model is never evicted, cooled or ended by its idle time. */
+int must_check weights_client_pin(
+	struct weights_client *c, const char *model, bool pinned, struct err *ret_err);
+
+/* What was imported of the generation has been dropped: its lease ends, or its hold. */
+int must_check weights_client_release(
+	struct weights_client *c, uint64_t generation, struct err *ret_err);
 
 /* models alone are filled by list; everything by status. */
 int must_check weights_client_list(

@@ -7,6 +7,7 @@
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/quota.h"
@@ -173,9 +174,12 @@ static int acquire_try(
 			return rc ? rc : ACQUIRE_WAIT;
 	}
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
+	if (rc == REGISTRY_WAIT) {
+		rc = admit_heat(s, w->model, ret_err);
+		return rc < 0 ? rc : ACQUIRE_WAIT;
+	}
 	if (rc)
-		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT
-					   : shown_refuse(s->registry, p, w->model, rc, ret_err);
+		return shown_refuse(s->registry, p, w->model, rc, ret_err);
 	rpc_reply_acquired(p, w->request, id, e, &w->importer);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,
@@ -256,6 +260,12 @@ void acquire_fail(
 		if (w->slot == slot && !strcmp(w->model, model))
 			acquire_end_wait(s, w, code, why);
 	}
+}
+
+void acquire_fail_all(struct service *s, const char *model, int code, const struct err *why)
+{
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		acquire_fail(s, model, i, code, why);
 }
 
 void acquire_forget(struct service *s, const struct peer *p)

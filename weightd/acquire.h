@@ -41,6 +41,9 @@ void acquire_wake(struct service *s, const char *model, int code, const struct e
 void acquire_fail(
 	struct service *s, const char *model, uint32_t slot, int code, const struct err *why);
 
+/* The model could not be heated, whatever device it is wanted for. */
+void acquire_fail_all(struct service *s, const char *model, int code, const struct err *why);
+
 /* The peer is about to be freed. */
 void acquire_forget(struct service *s, const struct peer *p);
 

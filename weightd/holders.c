@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <fcntl.h>
 #include <sys/queue.h>
 
 #include "weightd/peer.h"
@@ -14,7 +15,7 @@ struct holder {
 	struct holders *all;
 	uint64_t id;
 	uint64_t process; /* see struct peer */
-	int32_t pid;
+	struct holders_process who;
 	int pidfd;
 	struct event *event;
 	TAILQ_ENTRY(holder) entry;
@@ -51,7 +52,7 @@ static bool holders_is_unknown(uint64_t process, int32_t pid)
 static void holders_drop(struct holder *holder)
 {
 	TAILQ_REMOVE(&holder->all->list, holder, entry);
-	holder->all->n_unknown -= holders_is_unknown(holder->process, holder->pid);
+	holder->all->n_unknown -= holders_is_unknown(holder->process, holder->who.pid);
 	if (holder->event)
 		event_free(holder->event);
 	cleanup_close(&holder->pidfd);
@@ -86,11 +87,33 @@ static void holders_on_exit(evutil_socket_t fd, short what, void *userdata)
  * process had by one socket is not charged to another. */
 static bool holders_is_of(const struct holder *holder, const struct peer *p)
 {
+	if (holder->id == p->id) /* its very connection, that was expelled */
+		return true;
 	if (peer_get_socket(holder->id) != peer_get_socket(p->id))
 		return false;
 	if (p->process || holder->process)
 		return p->process == holder->process;
-	return p->pid > 0 && holder->pid == p->pid && peer_is_running(holder->pidfd);
+	return p->pid > 0 && holder->who.pid == p->pid && peer_is_running(holder->pidfd);
+}
+
+uint64_t holders_find(const struct holders *h, const struct peer *p)
+{
+	const struct holder *holder;
+
+	TAILQ_FOREACH(holder, &h->list, entry)
+	if (holders_is_of(holder, p))
+		return holder->id;
+	return 0;
+}
+
+const struct holders_process *holders_find_process(const struct holders *h, uint64_t id)
+{
+	const struct holder *holder;
+
+	TAILQ_FOREACH(holder, &h->list, entry)
+	if (holder->id == id)
+		return &holder->who;
+	return NULL;
 }
 
 uint64_t holders_add(struct holders *h, struct peer *p)
@@ -99,9 +122,9 @@ uint64_t holders_add(struct holders *h, struct peer *p)
 
 	if (!peer_is_running(p->pidfd))
 		return 0;
-	TAILQ_FOREACH(holder, &h->list, entry)
-	if (holders_is_of(holder, p))
-		return holder->id;
+	uint64_t id = holders_find(h, p);
+	if (id)
+		return id;
 	bool is_unknown = holders_is_unknown(p->process, p->pid);
 	if (is_unknown && h->n_unknown >= HOLDERS_MAX_UNKNOWN)
 		return 0;
@@ -111,8 +134,11 @@ uint64_t holders_add(struct holders *h, struct peer *p)
 	*holder = (struct holder){.all = h,
 		.id = p->id,
 		.process = p->process,
-		.pid = p->pid,
-		.pidfd = TAKE_FD(p->pidfd)};
+		.who = {.pid = p->pid, .uid = p->uid, .gid = p->gid, .role = p->role},
+		/* Its own: the connection may live on, and end another lease later. */
+		.pidfd = fcntl(p->pidfd, F_DUPFD_CLOEXEC, 0)};
+	if (holder->pidfd < 0)
+		holder->pidfd = TAKE_FD(p->pidfd);
 	TAILQ_INSERT_TAIL(&h->list, holder, entry);
 	h->n_unknown += is_unknown;
 	holder->event = event_new(h->base, holder->pidfd, EV_READ, holders_on_exit, holder);

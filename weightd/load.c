@@ -15,6 +15,7 @@
 #include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
+#include "weightd/heat.h"
 #include "weightd/host-memory.h"
 #include "weightd/identity.h"
 #include "weightd/manifest-writer.h"
@@ -32,12 +33,16 @@ enum {
 	LOAD_MAX_TRIES = 4, /* placements, when allocations fail that should have worked */
 };
 
+/* Of a memfd that no device sees: any size. */
+static const uint64_t LOAD_COOL_ALLOC_BYTES = UINT64_MAX >> 1;
+
 struct load {
 	const struct load_params *params;
 	struct gguf *gguf;
 	struct validate_model model;
 	struct placement *placement;
 	struct export *export;
+	uint64_t short_bytes; /* of LOAD_SHORT */
 };
 
 static void load_fini(struct load *l)
@@ -103,6 +108,7 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.can_export_host =
 			params->device && (params->abilities.exports_host_fd ||
 						  params->abilities.exports_host_dma_buf),
+		.may_free_bytes = params->may_free_bytes,
 	};
 
 	if (params->device)
@@ -111,8 +117,16 @@ static struct placement_limits load_get_limits(const struct load *l)
 	limits.max_window_bytes = load_cap(limits.max_alloc_bytes, params->window_bytes);
 	limits.can_import_memfd =
 		params->abilities.imports_memfd && limits.page_bytes <= LOAD_ANY_PAGE_BYTES;
+	/* Nobody imports it, and what it has there already costs nothing more. */
+	if (params->goal == LOAD_COOL) {
+		uint64_t n_bytes = source_get_staged_bytes(source);
+		limits.max_alloc_bytes = limits.max_window_bytes = LOAD_COOL_ALLOC_BYTES;
+		limits.host_used_bytes -= n_bytes;
+		if (limits.host_free_bytes < UINT64_MAX - n_bytes)
+			limits.host_free_bytes += n_bytes;
+	}
 	limits.can_pin =
-		source_get_shared_fd(source) >= 0 &&
+		params->goal != LOAD_COOL && source_get_shared_fd(source) >= 0 &&
 		params->abilities
 			.imports_file[source_is_in_memory(source)][source_is_writable(source)];
 	return limits;
@@ -120,10 +134,21 @@ static struct placement_limits load_get_limits(const struct load *l)
 
 static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
 {
-	int rc = placement_new(l->gguf, limits, l->params->policy, ret_err, &l->placement);
+	/* Rules say where workers find it; while it is cool, there are none. */
+	static const struct policy no_rules;
+	struct policy cool = no_rules;
+	cool.host_budget = l->params->policy->host_budget;
+	int rc = placement_new(l->gguf, limits,
+		l->params->goal == LOAD_COOL ? &cool : l->params->policy, ret_err, &l->short_bytes,
+		&l->placement);
 
+	if (rc == PLACEMENT_SHORT)
+		return LOAD_SHORT;
 	if (rc < 0)
 		return rc;
+	if (l->params->goal == LOAD_COOL && l->placement->n_unmet_bytes)
+		return err_set(ret_err, ENOSPC, "host memory has no room for %llu of its bytes",
+			(unsigned long long)l->placement->n_unmet_bytes);
 	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
 		if (l->placement->homes[i].home == PLACEMENT_FILE &&
 			source_get_shared_fd(l->params->source) < 0)
@@ -154,6 +179,56 @@ static int load_write_manifest(struct load *l, struct err *ret_err)
 		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
 }
 
+static bool load_has_memfd(const struct load *l)
+{
+	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
+		if (l->placement->homes[i].home == PLACEMENT_MEMFD)
+			return true;
+	return false;
+}
+
+/* What is staged goes to the device at once where it imports memfds, else with the fill. */
+static int load_heat(const struct load *l, struct fill_params *fill, struct err *ret_err)
+{
+	const struct load_params *params = l->params;
+	const struct vk_device_info *info =
+		params->device ? vk_device_get_info(params->device) : NULL;
+	_cleanup_(cleanup_free)
+	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
+	struct heat_params heat = {.device = params->device,
+		.source = params->source,
+		.placement = l->placement,
+		.memories = memories,
+		.memfd = fill->memfd,
+		.page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
+		.progress = params->progress,
+		.userdata = params->userdata};
+
+	fill->staged = FILL_STAGED_RING;
+	if (!info || !params->abilities.imports_memfd || !*params->may_import ||
+		info->import_align > LOAD_ANY_PAGE_BYTES)
+		return 0;
+	if (info->import_align > heat.page_bytes)
+		heat.page_bytes = info->import_align;
+	heat.max_window_bytes = load_cap(info->max_alloc_bytes, params->window_bytes);
+	int rc = memories ? 0 : err_set(ret_err, ENOMEM, "weights: out of memory");
+	for (uint32_t i = 0; i < l->placement->n_allocs && rc == 0; i++)
+		if (l->placement->homes[i].home <= PLACEMENT_HOST_MEMORY)
+			rc = allocator_wait(fill->allocator, i, ret_err, &memories[i]);
+	if (rc)
+		return rc == ALLOCATOR_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	rc = heat_run(&heat, ret_err);
+	if (rc == HEAT_REFUSED) {
+		log_warn("device %s: its driver refuses to import a memfd: %s", info->name,
+			ret_err->text);
+		*params->may_import = false;
+		return vk_device_is_poisoned(params->device) ? LOAD_DEVICE_LOST : 0;
+	}
+	if (rc == 0)
+		fill->staged = FILL_STAGED_DONE;
+	return rc == HEAT_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
 /* The memory that is there, or is made meanwhile, is filled. */
 static int load_fill(
 	struct load *l, struct allocator *allocator, struct err *ret_err, int *ret_refusal)
@@ -168,17 +243,19 @@ static int load_fill(
 		.use_pread = params->use_pread,
 		.progress = params->progress,
 		.userdata = params->userdata};
-	bool is_staging = false;
+	bool is_heating = params->goal == LOAD_HEAT && source_get_memfd(params->source) >= 0;
+	bool is_staging = is_heating || load_has_memfd(l);
 	int rc = 0;
 
-	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
-		is_staging |= l->placement->homes[i].home == PLACEMENT_MEMFD;
 	if (is_staging)
 		rc = source_begin_staging(
 			params->source, l->placement->memfd_bytes, ret_err, &fill.memfd);
 	if (rc < 0)
 		return rc;
-	rc = fill_run(&fill, ret_err, ret_refusal);
+	if (is_heating)
+		rc = load_heat(l, &fill, ret_err);
+	if (rc == 0)
+		rc = fill_run(&fill, ret_err, ret_refusal);
 	if (is_staging)
 		source_end_staging(params->source);
 	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
@@ -219,7 +296,7 @@ static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_ref
 		rc = load_place(l, &limits, ret_err);
 		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
 			rc = load_write_manifest(l, ret_err);
-		if (rc < 0)
+		if (rc)
 			return rc;
 		rc = load_allocate_and_fill(l, ret_err, ret_refusal, &made);
 		if (rc == 0)
@@ -318,28 +395,36 @@ static void load_describe(struct load *l)
 }
 
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
-	int *ret_refusal)
+	int *ret_refusal, uint64_t *ret_short_bytes)
 {
 	_cleanup_(load_fini)
 	struct load l = {.params = params};
 	uint64_t start_ns = clock_now_ns(), read_ns;
 	int rc;
 
-	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
+	/* It was read before: another file now is a change, whatever is wrong with it. */
+	rc = params->goal == LOAD_NEW ? 0 : source_check(params->source, ret_err);
+	if (rc == 0)
+		rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	read_ns = clock_now_ns();
 	if (rc == 0)
 		rc = load_place_and_fill(&l, ret_err, ret_refusal);
+	if (rc == LOAD_SHORT)
+		*ret_short_bytes = l.short_bytes;
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
 		rc = source_check(params->source, ret_err);
-	if (rc == 0)
-		rc = export_share(l.export, l.placement, ret_err);
+	if (rc || params->goal == LOAD_COOL)
+		return rc;
+	rc = export_share(l.export, l.placement, ret_err);
 	if (rc == 0)
 		rc = load_sum(&l, ret_err);
 	if (rc)
 		return rc;
+	if (params->goal == LOAD_HEAT && !load_has_memfd(&l))
+		source_drop_staged(params->source);
 	load_describe(&l);
 	log_debug("generation %llu: %.1f ms to read the metadata, %.1f ms to place, allocate, fill "
 		  "and "

@@ -32,7 +32,15 @@ struct load_abilities {
 	bool exports_host_dma_buf;
 };
 
+/* What a load is for. */
+enum load_goal {
+	LOAD_NEW,  /* the file to where it is placed */
+	LOAD_HEAT, /* the same, and what is staged comes from there; then the memfd goes */
+	LOAD_COOL, /* all of it to the memfd, beside what the device has of it; makes no export */
+};
+
 struct load_params {
+	enum load_goal goal;
 	struct vk_device
 		*device;     /* NULL: for devices that are not weightd's, in host memory alone */
 	struct upload *ring; /* see fill_params */
@@ -44,6 +52,8 @@ struct load_params {
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
+	uint64_t may_free_bytes;  /* of it, that others would give back: see LOAD_SHORT */
+	bool *may_import;         /* heating by imports; false once the driver has refused one */
 	bool use_pread;
 	const struct sum_key *key;
 	struct checksum **checksum; /* of the device, made when it is needed */
@@ -51,8 +61,10 @@ struct load_params {
 	void *userdata;
 };
 
-/* A condition of load_run: the device was lost. */
-enum { LOAD_DEVICE_LOST = 1 };
+enum {
+	LOAD_DEVICE_LOST = 1,
+	LOAD_SHORT = 2, /* ret_short_bytes are missing on the device, and others would give them */
+};
 
 /* Index of the largest device-local heap: where weights go. */
 uint32_t load_find_heap(const struct vk_device *d);
@@ -62,9 +74,10 @@ uint32_t load_find_heap(const struct vk_device *d);
  * -ENOMEM: the device; -ESTALE: the file changed; -EBADMSG: its bytes are
  * not those of the generation's first load; -ECANCELED. A device whose memory ends before its
  * budget said so gets what it had room for, and the rest is placed anew.
+ * To cool, host memory must have room for all of it: -ENOSPC.
  * ret_refusal: uring_get_refusal.
  */
 int must_check load_run(const struct load_params *params, struct err *ret_err,
-	struct export **ret_export, int *ret_refusal);
+	struct export **ret_export, int *ret_refusal, uint64_t *ret_short_bytes);
 
 #endif

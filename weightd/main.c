@@ -23,6 +23,7 @@ enum {
 	MAIN_FAILED = 1,
 	MAIN_USAGE = 2,
 	MAIN_MAX_MODELS = 64,
+	MAIN_MAX_SECONDS = 1000000000,
 	MAIN_MAX_SCRUB_SECONDS = 366 * 86400
 };
 
@@ -78,6 +79,15 @@ static const char usage[] =
 	"                            loaded anew\n"
 	"  --scrub-budget PERCENT    of the device's time, at most, for that; default 1\n"
 	"\n"
+	"Lifetimes: a load that does not fit on the device makes those go that nobody uses, the\n"
+	"least recently used first; what is pinned (weightctl pin) stays.\n"
+	"  --idle SECONDS            a model that nobody has had for so long gives its device "
+	"memory\n"
+	"                            back and is warm: ready in host memory, within "
+	"--host-budget,\n"
+	"                            else in its file; who asks for it waits until it is back\n"
+	"  --idle-unload SECONDS     one that nobody has had for so long is unloaded\n"
+	"\n"
 	"  --no-uring                read files by pread\n"
 	"  --log-level LEVEL         error, warn, info or debug; default info\n"
 	"  --help, --version\n"
@@ -95,6 +105,8 @@ struct options {
 	uint64_t window_bytes;
 	const char *pin_writable[MAIN_MAX_MODELS];
 	uint32_t n_pin_writable;
+	uint64_t idle_ns;
+	uint64_t idle_unload_ns;
 	bool use_pread;
 	uint64_t scrub_ns;
 	uint64_t scrub_percent;
@@ -117,6 +129,8 @@ enum option_id {
 	OPTION_PIN_WRITABLE,
 	OPTION_ALLOC_BYTES,
 	OPTION_WINDOW,
+	OPTION_IDLE,
+	OPTION_IDLE_UNLOAD,
 	OPTION_NO_URING,
 	OPTION_SCRUB,
 	OPTION_SCRUB_BUDGET,
@@ -195,6 +209,20 @@ static int parse_placement(struct options *o, int id, const char *value, struct 
 	}
 }
 
+static int parse_seconds(
+	const char *option, const char *text, struct err *ret_err, uint64_t *ret_ns)
+{
+	char *end;
+
+	errno = 0;
+	unsigned long long n = strtoull(text, &end, 10);
+	if (*text < '0' || *text > '9' || *end || errno || n == 0 || n > MAIN_MAX_SECONDS)
+		return err_set(ret_err, EINVAL, "%s: expected 1 to %d seconds, found \"%s\"",
+			option, MAIN_MAX_SECONDS, text);
+	*ret_ns = n * 1000000000;
+	return 0;
+}
+
 static int parse_option(struct options *o, int id, char *value, struct err *ret_err)
 {
 	switch (id) {
@@ -216,6 +244,9 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 	case OPTION_PIN_WRITABLE:
 		return add_text("--pin-writable", value, o->pin_writable, MAIN_MAX_MODELS, ret_err,
 			&o->n_pin_writable);
+	case OPTION_IDLE: return parse_seconds("--idle", value, ret_err, &o->idle_ns);
+	case OPTION_IDLE_UNLOAD:
+		return parse_seconds("--idle-unload", value, ret_err, &o->idle_unload_ns);
 	case OPTION_NO_URING: o->use_pread = true; return 0;
 	case OPTION_SCRUB: return parse_scrub(o, value, ret_err);
 	case OPTION_SCRUB_BUDGET:
@@ -249,6 +280,8 @@ static int parse_options(int argc, char **argv, struct options *o)
 		{"window", required_argument, NULL, OPTION_WINDOW},
 		{"scrub", required_argument, NULL, OPTION_SCRUB},
 		{"scrub-budget", required_argument, NULL, OPTION_SCRUB_BUDGET},
+		{"idle", required_argument, NULL, OPTION_IDLE},
+		{"idle-unload", required_argument, NULL, OPTION_IDLE_UNLOAD},
 		{"no-uring", no_argument, NULL, OPTION_NO_URING},
 		{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
 		{"help", no_argument, NULL, OPTION_HELP},
@@ -355,6 +388,8 @@ int main(int argc, char **argv)
 			.policy = &o.policy,
 			.alloc_bytes = o.alloc_bytes,
 			.window_bytes = o.window_bytes,
+			.idle_ns = o.idle_ns,
+			.idle_unload_ns = o.idle_unload_ns,
 			.pin_writable = o.pin_writable,
 			.n_pin_writable = o.n_pin_writable,
 			.use_pread = o.use_pread,

@@ -9,18 +9,24 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
+#include "weightd/idle.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
 #include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
-static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
+static void outcome_answer(struct service *s, uint64_t id, struct service_generation *data,
 	int code, const struct err *err)
 {
 	struct peer *p = peer_find(s->params->peers, data->peer);
+	bool is_own = data->is_own;
 
-	if (data->is_own && s->params->own_fn)
+	/* Once: the generation may be loaded again, heated. */
+	data->is_own = false;
+	data->peer = 0;
+	if (is_own && s->params->own_fn)
 		s->params->own_fn(code, err, s->params->userdata);
 	if (!p)
 		return;
@@ -46,29 +52,72 @@ static void outcome_lose_device(struct service *s, uint32_t slot)
 	}
 }
 
-static void outcome_on_failed(
+/* It is as warm as before, if its file is what it was. */
+static void outcome_on_not_heated(struct service *s, uint64_t id, const char *model, int code,
+	const struct err *err, bool is_device_lost)
+{
+	struct service_generation *data = registry_find(s->registry, id)->data;
+
+	data->is_heating = data->is_second_heat = false;
+	registry_chilled(s->registry, id);
+	if (code == -ESTALE)
+		service_lose(s, id, err->text);
+	if (is_device_lost)
+		outcome_lose_device(s, 0);
+	acquire_fail_all(s, model, code, err);
+}
+
+/* A driver that refuses to import costs the device, not what is warm: it is heated on the device
+ * that the loader opens next. False: that was tried, or cannot be. */
+static bool outcome_heat_again(struct service *s, uint64_t id, const struct loader_result *r)
+{
+	struct service_generation *data = registry_find(s->registry, id)->data;
+	struct err err = ERR_NULL;
+
+	if (r->goal != LOAD_HEAT || r->kind != LOADER_LOST || data->is_second_heat ||
+		!registry_is_wanted(s->registry, id))
+		return false;
+	data->is_second_heat = true;
+	outcome_lose_device(s, 0);
+	return admit_begin(s, id, &err) == 0;
+}
+
+void outcome_fail(
 	struct service *s, const struct registry_generation *g, const struct loader_result *r)
 {
-	const struct service_generation *data = g->data;
+	struct service_generation *data = g->data;
 	struct err err = r->err;
 	char model[REGISTRY_NAME_MAX + 1];
 	int code = r->code;
+	uint64_t id = g->id;
 
+	if (outcome_heat_again(s, id, r))
+		return;
+	g = registry_find(s->registry, id);
 	snprintf(model, sizeof(model), "%s", g->model);
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
 	err_prefix(&err, "model %s", model);
+	/* Who has the memory is for who loads and for the log: others may not see those. */
+	struct err explained = err;
+	if (code == -ENOMEM)
+		admit_explain(s, id, &explained);
 	if (!data->is_own || code == -ECANCELED) /* else its one line is that of weightd's end */
-		log_warn("%s", err.text);
-	outcome_answer(s, g->id, data, code, &err);
+		log_warn("%s", explained.text);
+	outcome_answer(s, id, data, code, &explained);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_FAILED,
 				.model = model,
-				.generation = g->id,
+				.generation = id,
 				.text = err.text});
-	registry_failed(s->registry, g->id);
-	if (r->kind == LOADER_LOST)
-		outcome_lose_device(s, 0);
-	acquire_wake(s, model, code, &err);
+	if (r->goal == LOAD_HEAT) {
+		outcome_on_not_heated(s, id, model, code, &err, r->kind == LOADER_LOST);
+	} else {
+		registry_failed(s->registry, id);
+		/* Before somebody gets an older generation that is lost with it. */
+		if (r->kind == LOADER_LOST)
+			outcome_lose_device(s, 0);
+		acquire_wake(s, model, code, &err);
+	}
 	service_collect(s);
 }
 
@@ -112,6 +161,30 @@ static void outcome_log_ready(
 	outcome_log_placement(g->model, g->id, e);
 }
 
+static void outcome_summarize(struct service_generation *data, const struct export *e)
+{
+	struct service_summary *summary = &data->summary;
+
+	snprintf(summary->architecture, sizeof(summary->architecture), "%s", e->architecture);
+	snprintf(summary->format, sizeof(summary->format), "%s", e->format);
+	summary->n_parameters = e->n_parameters;
+	summary->n_tensors = e->n_tensors;
+}
+
+/* Who has an older one may go over to the new one. */
+static void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *old = registry_at(s->registry, i);
+		if (old->id >= g->id || strcmp(old->model, g->model) != 0)
+			continue;
+		service_tell_holders(s, old->id,
+			&(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
+				.model = g->model,
+				.generation = g->id});
+	}
+}
+
 static void outcome_on_ready(
 	struct service *s, struct registry_generation *g, const struct loader_result *r)
 {
@@ -120,6 +193,8 @@ static void outcome_on_ready(
 
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
+	data->is_heating = data->is_second_heat = false;
+	outcome_summarize(data, r->export);
 	data->loaded_bytes = r->export->weights_bytes;
 	data->load_ns = service_now_ns() - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
@@ -127,18 +202,19 @@ static void outcome_on_ready(
 		int code = err_set(
 			&err, ECANCELED, "model %s: it was unloaded while it loaded", model);
 		outcome_answer(s, g->id, data, code, &err);
-		registry_loaded(s->registry, g->id);
+		registry_loaded(s->registry, g->id, service_now_ns());
 		service_collect(s);
 		return;
 	}
 	outcome_log_ready(s, g, r);
-	registry_loaded(s->registry, g->id);
+	registry_loaded(s->registry, g->id, service_now_ns());
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
 				.model = model,
 				.generation = g->id,
 				.loaded_bytes = data->loaded_bytes,
 				.total_bytes = data->loaded_bytes});
+	outcome_tell_replaced(s, g);
 	acquire_wake(s, model, 0, NULL);
 	service_collect(s);
 }
@@ -210,6 +286,11 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (r->goal == LOAD_COOL) {
+		if (g && ((struct service_generation *)g->data)->is_cooling)
+			idle_finish(s, g, r);
+		return;
+	}
 	if (r->kind == LOADER_COPIED) {
 		if (g && ((struct service_generation *)g->data)->residencies[slot].export)
 			outcome_on_copied(s, g, slot, r);
@@ -235,8 +316,10 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	switch (r->kind) {
 	case LOADER_PROGRESS: outcome_on_progress(s, g, r); break;
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
+	case LOADER_SHORT: admit_make_room(s, g->id, r); break;
 	case LOADER_FAILED:
-	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_LOST: outcome_fail(s, g, r); break;
+	case LOADER_COOL:
 	case LOADER_COPIED: break; /* not of what is being filled */
 	case LOADER_CHECKED: break;
 	}

@@ -5,9 +5,15 @@
 /*
  * What became of loads: answers to who asked, leases for who waits, events, log lines. Loop thread.
  */
+struct loader_result;
+struct registry_generation;
 struct service;
 
 /* A loader has results. */
 void outcome_dispatch(struct service *s);
+
+/* The load of the generation has failed as r says. g is not to be used afterwards. */
+void outcome_fail(
+	struct service *s, const struct registry_generation *g, const struct loader_result *r);
 
 #endif

@@ -136,6 +136,20 @@ void peer_finish(struct peer *p)
 	peer_drop_queue(p);
 }
 
+void peer_end_loans(struct peer *p)
+{
+	struct peer_packet *packet;
+
+	peer_flush(p);
+	TAILQ_FOREACH(packet, &p->queue, entry)
+	if (packet->fds.n > 0 && !packet->owns_fds)
+		break;
+	if (!packet)
+		return;
+	peer_break(p, "%s", "its lease ended before it had read the descriptors");
+	peer_drop_queue(p);
+}
+
 bool peer_has_unread(int fd)
 {
 	int n_bytes;

@@ -110,6 +110,12 @@ int must_check peer_new(int fd, uint64_t id, struct peer **ret_peer);
  */
 void peer_finish(struct peer *p);
 
+/*
+ * Before a lease of the peer ends while its connection goes on: what was lent to its queue must
+ * have left. A peer that has not read it is dropped, and the queue with it.
+ */
+void peer_end_loans(struct peer *p);
+
 /* Do both belong to one process? True for itself; false where nobody can tell. */
 bool peer_is_same_process(const struct peer *a, const struct peer *b);
 

@@ -45,7 +45,10 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_ATTACHED,
 	RPC_REPLY_DETACHED,
 	RPC_REPLY_LOST,
-	RPC_REPLY_CORRUPT = 10,
+	RPC_REPLY_PRESSURE,
+	RPC_REPLY_REPLACED,
+	RPC_REPLY_CORRUPT,
+	RPC_REPLY_EXPELLED,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */

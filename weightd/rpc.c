@@ -12,6 +12,7 @@
 #include "proto/wire.h"
 #include "weightd/access.h"
 #include "weightd/acquire.h"
+#include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
@@ -141,10 +142,34 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 	int rc = rpc_check_model(call, name, ret_err);
 
 	if (rc == 0)
-		rc = service_unload(call->service, name, ret_err, &generation);
+		rc = service_unload(call->service, name, call->request->unload->timeout_ns, ret_err,
+			&generation);
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
 	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
+}
+
+static int rpc_pin(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Pin *m = call->request->pin;
+	struct registry *r = service_get_registry(call->service);
+	int rc = rpc_check_model(call, m->model, ret_err);
+
+	if (rc == 0)
+		rc = registry_pin(r, m->model, m->pinned, ret_err);
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, 0);
+	return shown_refuse(r, call->peer, m->model, rc, ret_err);
+}
+
+static int rpc_release(const struct rpc_call *call, struct err *ret_err)
+{
+	uint64_t generation = call->request->release->generation;
+	int rc = leave_release(call->service, call->peer, generation, ret_err);
+
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, generation);
+	return rc;
 }
 
 static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
@@ -158,7 +183,13 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 		const struct registry_generation *g =
 			registry_at(service_get_registry(call->service), i - 1);
 		const struct service_generation *data = g->data;
-		if (strcmp(g->model, name) || !data->residencies[0].export)
+		if (strcmp(g->model, name) != 0)
+			continue;
+		if (g->state == REGISTRY_WARM)
+			return err_set(ret_err, EAGAIN,
+				"model %.64s is warm: it is placed anew when a worker asks for it",
+				name);
+		if (!data->residencies[0].export)
 			continue;
 		rpc_reply_described(
 			call->peer, call->request->id, g->id, data->residencies[0].export);
@@ -231,6 +262,8 @@ static const struct {
 	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false, false},
 	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true, true},
 	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false, true},
+	[WD__REQUEST__BODY_PIN] = {rpc_pin, "Pin", false, true},
+	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false, false},
 	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false, false},
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false, false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false, false},

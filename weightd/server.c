@@ -18,6 +18,8 @@
 #include "vk/probe.h"
 #include "weightd/access.h"
 #include "weightd/holders.h"
+#include "weightd/idle.h"
+#include "weightd/leave.h"
 #include "weightd/leftover.h"
 #include "weightd/listener.h"
 #include "weightd/loader.h"
@@ -214,6 +216,8 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	leave_check(s->service);
+	idle_check(s->service);
 	leftover_prune(s->leftover);
 }
 
@@ -301,8 +305,7 @@ static int server_init_events(struct server *s)
 	for (uint32_t i = 0; i < s->params->n_devices; i++)
 		if (server_watch_loader(s, i) < 0)
 			return -ENOMEM;
-	int rc = leftover_new(&s->leftover);
-	return rc < 0 ? rc : holders_new(s->base, server_on_exit, s, &s->holders);
+	return leftover_new(&s->leftover);
 }
 
 /* Who could guess it could write weights that have the sums of others. */
@@ -414,9 +417,15 @@ static int server_init(struct server *s, struct err *ret_err)
 		server_probe(s->loaders[i]);
 	if (s->is_ending)
 		return 0;
+	rc = holders_new(s->base, server_on_exit, s, &s->holders);
+	if (rc < 0)
+		return err_set(ret_err, -rc, "out of memory");
 	s->service_params = (struct service_params){.loaders = s->loaders,
 		.n_loaders = s->params->n_devices,
 		.peers = &s->peers,
+		.holders = s->holders,
+		.idle_ns = s->params->idle_ns,
+		.idle_unload_ns = s->params->idle_unload_ns,
 		.account = &s->account,
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,

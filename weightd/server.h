@@ -38,6 +38,8 @@ struct server_params {
 	bool use_pread;
 	uint64_t scrub_ns; /* see loader_params */
 	uint32_t scrub_percent;
+	uint64_t idle_ns; /* see service_params */
+	uint64_t idle_unload_ns;
 	const char *const *pin_writable; /* [n_pin_writable] */
 	uint32_t n_pin_writable;
 	uint32_t n_models;

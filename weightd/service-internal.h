@@ -38,6 +38,13 @@ struct service {
 /* To every watcher. */
 void service_tell(struct service *s, const struct rpc_reply_event *event);
 
+/* To the workers that have a lease on the generation. */
+void service_tell_holders(
+	struct service *s, uint64_t generation, const struct rpc_reply_event *event);
+
+/* Each export back to the loader that made it. The bytes of devices that this gives back. */
+uint64_t service_release_exports(struct service *s, struct service_generation *data);
+
 /* What the last change freed goes to the loaders; the watchers are told. */
 void service_collect(struct service *s);
 

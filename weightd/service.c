@@ -9,7 +9,9 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
+#include "weightd/leave.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
@@ -101,10 +103,20 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 		rpc_reply_event(p, event);
 }
 
-/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
-static uint64_t service_release(struct service *s, struct service_generation *data)
+void service_tell_holders(
+	struct service *s, uint64_t generation, const struct rpc_reply_event *event)
 {
-	uint64_t n_bytes = source_get_staged_bytes(data->source);
+	enum { WORKER = 1 }; /* Role of weightd.proto */
+	struct peer *p;
+
+	TAILQ_FOREACH(p, s->params->peers, entry)
+	if (p->role == WORKER && registry_has_lease(s->registry, generation, p->id))
+		rpc_reply_event(p, event);
+}
+
+uint64_t service_release_exports(struct service *s, struct service_generation *data)
+{
+	uint64_t n_bytes = 0;
 
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
 		struct export *e = data->residencies[i].export;
@@ -112,7 +124,7 @@ static uint64_t service_release(struct service *s, struct service_generation *da
 			continue;
 		n_bytes += e->device_bytes;
 		loader_release(s->params->loaders[i % s->params->n_loaders], e);
-		data->residencies[i].export = NULL;
+		data->residencies[i] = (struct service_residency){.export = NULL};
 	}
 	return n_bytes;
 }
@@ -123,16 +135,20 @@ void service_collect(struct service *s)
 
 	while (registry_take_freed(s->registry, &g)) {
 		struct service_generation *data = g.data;
-		if (data->residencies[0].export) {
+		/* Counted once, whatever it is resident for. */
+		uint64_t n_bytes = source_get_staged_bytes(data->source);
+		n_bytes += service_release_exports(s, data);
+		if (data->summary.architecture[0]) {
 			log_info("model %s: generation %llu is gone, %llu bytes are free", g.model,
-				(unsigned long long)g.id,
-				(unsigned long long)service_release(s, data));
+				(unsigned long long)g.id, (unsigned long long)n_bytes);
 			service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_UNLOADED,
 						.model = g.model,
 						.generation = g.id});
 		}
+		loader_drop_source(s->params->loaders[0], TAKE_PTR(data->source));
 		service_free_generation(data);
 	}
+	admit_resume(s);
 }
 
 void service_lose(struct service *s, uint64_t id, const char *why)
@@ -159,6 +175,8 @@ bool service_check_file(struct service *s, uint64_t id)
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
 		uses_file |= data->residencies[i].export &&
 			     export_uses_file(data->residencies[i].export);
+	/* Warm, and only its file has it. */
+	uses_file |= g->state == REGISTRY_WARM && source_get_memfd(data->source) < 0;
 	if (!uses_file || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE) ||
 		source_check(data->source, &err) == 0)
 		return false;
@@ -236,7 +254,7 @@ static int service_begin_load(struct service *s, struct peer *p, uint64_t reques
 		service_free_generation(data);
 		return rc;
 	}
-	rc = loader_load(s->params->loaders[0], id, data->source, false, ret_err);
+	rc = admit_begin(s, id, ret_err);
 	if (rc < 0) {
 		registry_failed(s->registry, id);
 		service_collect(s);
@@ -263,20 +281,24 @@ int service_reload(struct service *s, const struct registry_generation *g, struc
 		s, NULL, 0, model, data->path, source_get_fd(data->source), true, false, ret_err);
 }
 
-int service_unload(struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id)
+int service_unload(struct service *s, const char *name, uint64_t timeout_ns, struct err *ret_err,
+	uint64_t *ret_id)
 {
 	const struct registry_generation *g = NULL;
 	uint64_t id = 0;
 
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		g = registry_at(s->registry, i);
-		if ((g->state == REGISTRY_READY || g->state == REGISTRY_LOADING) &&
+		if ((g->state == REGISTRY_READY || g->state == REGISTRY_WARM ||
+			    g->state == REGISTRY_LOADING) &&
 			!strcmp(g->model, name))
 			id = g->id;
 	}
 	int rc = registry_unload(s->registry, name, ret_err);
 	if (rc < 0)
 		return rc;
+	if (timeout_ns)
+		leave_set_timeout(s, name, timeout_ns);
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		g = registry_at(s->registry, i);
 		if (g->is_filling && !registry_is_wanted(s->registry, g->id))
@@ -305,7 +327,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 					.generation = l->generation,
 					.pid = p->pid});
 	}
-	registry_close(s->registry, p->id, holder);
+	registry_close(s->registry, p->id, holder, service_now_ns());
 	service_collect(s);
 }
 

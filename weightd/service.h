@@ -14,6 +14,7 @@
 
 struct err;
 struct export;
+struct holders;
 struct loader;
 struct registry;
 struct service;
@@ -31,6 +32,14 @@ struct service_residency {
 	uint32_t copy_from;    /* the first window that is copied */
 };
 
+/* What people are told of a generation, from when it is ready on: warm, it has no export. */
+struct service_summary {
+	char architecture[64]; /* "": it was never ready */
+	char format[16];
+	uint64_t n_parameters;
+	uint32_t n_tensors;
+};
+
 /* A generation's data in the registry. */
 struct service_generation {
 	char *path; /* where the requester found the file; for people */
@@ -38,7 +47,14 @@ struct service_generation {
 	uint64_t loaded_bytes;
 	uint64_t started_ns; /* CLOCK_MONOTONIC */
 	uint64_t load_ns;    /* request to ready; 0 before */
-	uint64_t peer;       /* who waits for Done; 0: nobody, or weightd itself */
+	uint64_t waits_for;  /* its load begins when this generation is gone; 0: it has begun */
+	uint64_t expel_ns;   /* CLOCK_MONOTONIC: its leases end then; 0: by themselves */
+	bool is_heating;     /* it loads, and was warm before */
+	bool is_second_heat; /* the device was lost at the first */
+	bool is_cooling;     /* ready, and the loader stages it */
+	bool may_not_cool;   /* its file is not what it was */
+	struct service_summary summary;
+	uint64_t peer; /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
 	struct source *source; /* a reference */
@@ -55,6 +71,9 @@ struct service_params {
 	struct loader *const *loaders; /* [n_loaders], at least one; the first is the default */
 	uint32_t n_loaders;
 	const struct peer_list *peers;
+	struct holders *holders;
+	uint64_t idle_ns;        /* unused that long a generation becomes warm; 0: never */
+	uint64_t idle_unload_ns; /* and that long it goes; 0: never */
 	struct source_account *account;
 	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
 	uint32_t n_pin_writable;
@@ -81,9 +100,10 @@ uint64_t service_now_ns(void);
 int must_check service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
 	const char *path, int fd, bool replace, struct err *ret_err);
 
-/* Errors of registry_unload. ret_id: the newest generation that it met. */
-int must_check service_unload(
-	struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id);
+/* Errors of registry_unload. timeout_ns: leases that have not drained by then end; 0: never.
+ * ret_id: the newest generation that it met. */
+int must_check service_unload(struct service *s, const char *name, uint64_t timeout_ns,
+	struct err *ret_err, uint64_t *ret_id);
 
 /* The peer is about to be freed. holder as for registry_close. */
 void service_close(struct service *s, struct peer *p, uint64_t holder);

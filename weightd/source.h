@@ -83,6 +83,12 @@ void source_end_staging(struct source *s);
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
+/*
+ * The memfd, the copy and what is in them go. Nobody has it any more and nothing is being staged:
+ * no export has a window of it. It takes a second for ten gigabytes: loader threads.
+ */
+void source_drop_staged(struct source *s);
+
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);
 

@@ -64,6 +64,36 @@ static void test_one_process(void **state)
 	event_base_free(base);
 }
 
+/* A connection that goes on after its lease was taken: it is found again, and so is its process. */
+static void test_connection_goes_on(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct holders *h = NULL;
+	struct peer *p = NULL;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &h), 0);
+	for (uint64_t id = 1; id <= 2; id++) {
+		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+		assert_int_equal(peer_new(pair[0], id, &p), 0);
+		if (id == 2) /* nothing tells of it but its connection */
+			p->process = 0, p->pid = 0;
+		assert_int_equal(holders_find(h, p), 0);
+		assert_int_equal(holders_add(h, p), id);
+		assert_true(p->pidfd >= 0);
+		assert_int_equal(holders_find(h, p), id);
+		assert_int_equal(holders_add(h, p), id);
+		assert_int_equal(holders_find_process(h, id)->pid, p->pid);
+		assert_int_equal(holders_find_process(h, id)->uid, getuid());
+		assert_null(holders_find_process(h, 7));
+		peer_free(p);
+		close(pair[1]);
+	}
+	holders_free(h);
+	event_base_free(base);
+}
+
 /* Nothing tells them apart: there is a most. */
 static void test_unknown(void **state)
 {
@@ -86,6 +116,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_one_process),
+		CASE(test_connection_goes_on),
 		CASE(test_unknown),
 	};
 

@@ -487,6 +487,30 @@ static void loads_with_the_file(void **state)
 	assert_int_equal(weights_client_unload(c, "atlas", &e), -EPROTO);
 	assert_string_not_equal(e.text, "");
 	close(file);
+	weights_peer_done(6, 0);
+	assert_int_equal(weights_client_unload_within(c, "atlas", 5000000000, &e), 0);
+	weights_peer_done(7, 0);
+	assert_int_equal(weights_client_pin(c, "atlas", true, &e), 0);
+	weights_peer_done(8, 0);
+	assert_int_equal(weights_client_release(c, 77, &e), 0);
+	r = weights_peer_take(&fds); /* the second load */
+	for (int i = 0; i < 3; i++) {
+		wd__request__free_unpacked(r, NULL);
+		fdlist_fini(&fds);
+		r = weights_peer_take(&fds);
+	}
+	assert_int_equal(r->body_case, WD__REQUEST__BODY_UNLOAD);
+	assert_int_equal(r->unload->timeout_ns, 5000000000);
+	wd__request__free_unpacked(r, NULL);
+	r = weights_peer_take(&fds);
+	assert_int_equal(r->body_case, WD__REQUEST__BODY_PIN);
+	assert_string_equal(r->pin->model, "atlas");
+	assert_true(r->pin->pinned);
+	wd__request__free_unpacked(r, NULL);
+	r = weights_peer_take(&fds);
+	assert_int_equal(r->body_case, WD__REQUEST__BODY_RELEASE);
+	assert_int_equal(r->release->generation, 77);
+	wd__request__free_unpacked(r, NULL);
 	weights_peer_close(c);
 }
 
