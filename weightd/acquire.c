@@ -8,6 +8,7 @@
 #include "proto/util/err.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 
 /* A condition of acquire_try: not yet. */
@@ -117,6 +118,8 @@ static int acquire_try(
 	uint64_t id;
 	int rc = 0;
 
+	if (restart_is_awaited(s->restart, w->model))
+		return ACQUIRE_WAIT;
 	if (g && service_check_file(s, g->id))
 		g = acquire_find_ready(s, w->model);
 	if (g) {
@@ -131,6 +134,7 @@ static int acquire_try(
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
 	if (rc)
 		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT : rc;
+	restart_save(s->restart); /* before it is there, who has it must be known */
 	rpc_reply_acquired(p, w->request, id, e, w->handle_types);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,

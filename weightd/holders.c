@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <sys/pidfd.h>
 #include <sys/queue.h>
 
 #include "weightd/peer.h"
+#include "weightd/process.h"
 
 /* Of processes without a visible pid, before Linux 6.9: each of their connections makes one. */
 enum { HOLDERS_MAX_UNKNOWN = 256 };
@@ -90,6 +92,42 @@ static bool holders_is_of(const struct holder *holder, const struct peer *p)
 	return p->pid > 0 && holder->pid == p->pid && peer_is_running(holder->pidfd);
 }
 
+/* Takes pidfd. */
+static uint64_t holders_watch(
+	struct holders *h, uint64_t id, uint64_t process, int32_t pid, int pidfd)
+{
+	bool is_unknown = holders_is_unknown(process, pid);
+	struct holder *holder = NULL;
+
+	if (!is_unknown || h->n_unknown < HOLDERS_MAX_UNKNOWN)
+		holder = calloc(1, sizeof(*holder));
+	if (!holder) {
+		close(pidfd);
+		return 0;
+	}
+	*holder =
+		(struct holder){.all = h, .id = id, .process = process, .pid = pid, .pidfd = pidfd};
+	TAILQ_INSERT_TAIL(&h->list, holder, entry);
+	h->n_unknown += is_unknown;
+	holder->event = event_new(h->base, holder->pidfd, EV_READ, holders_on_exit, holder);
+	if (!holder->event || event_add(holder->event, NULL) < 0) {
+		holders_drop(holder);
+		return 0;
+	}
+	return id;
+}
+
+uint64_t holders_add_pid(struct holders *h, uint64_t id, int32_t pid, uint64_t start_ticks)
+{
+	_cleanup_(cleanup_close)
+	int pidfd = pid > 0 ? pidfd_open(pid, 0) : -1;
+
+	/* Looked at behind pidfd_open: from there on the pid cannot become another's. */
+	if (pidfd < 0 || !start_ticks || process_get_start_ticks(pid) != start_ticks)
+		return 0;
+	return holders_watch(h, id, peer_get_process(pidfd), pid, TAKE_FD(pidfd));
+}
+
 uint64_t holders_add(struct holders *h, struct peer *p)
 {
 	struct holder *holder;
@@ -99,23 +137,5 @@ uint64_t holders_add(struct holders *h, struct peer *p)
 	TAILQ_FOREACH(holder, &h->list, entry)
 	if (holders_is_of(holder, p))
 		return holder->id;
-	bool is_unknown = holders_is_unknown(p->process, p->pid);
-	if (is_unknown && h->n_unknown >= HOLDERS_MAX_UNKNOWN)
-		return 0;
-	holder = calloc(1, sizeof(*holder));
-	if (!holder)
-		return 0;
-	*holder = (struct holder){.all = h,
-		.id = p->id,
-		.process = p->process,
-		.pid = p->pid,
-		.pidfd = TAKE_FD(p->pidfd)};
-	TAILQ_INSERT_TAIL(&h->list, holder, entry);
-	h->n_unknown += is_unknown;
-	holder->event = event_new(h->base, holder->pidfd, EV_READ, holders_on_exit, holder);
-	if (!holder->event || event_add(holder->event, NULL) < 0) {
-		holders_drop(holder);
-		return 0;
-	}
-	return p->id;
+	return holders_watch(h, p->id, p->process, p->pid, TAKE_FD(p->pidfd));
 }

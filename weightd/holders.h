@@ -30,4 +30,7 @@ struct holders *holders_free(struct holders *h);
  */
 uint64_t holders_add(struct holders *h, struct peer *p);
 
+/* The same for a process that was known before, under this id. 0: it is gone, or another by now. */
+uint64_t holders_add_pid(struct holders *h, uint64_t id, int32_t pid, uint64_t start_ticks);
+
 #endif

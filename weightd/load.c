@@ -278,6 +278,9 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	uint64_t start_ms = load_now_ms(), placed_ms;
 	int rc;
 
+	if (source_get_fd(params->source) < 0)
+		return err_set(ret_err, EBADF,
+			"file: weightd was started anew and does not have it any more");
 	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);

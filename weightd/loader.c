@@ -22,7 +22,7 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source; /* a reference */
+	struct source *source; /* a reference; NULL: what is adopted is in the result */
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -152,6 +152,16 @@ static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *u
 	return true;
 }
 
+/* An export that could not be had leaves its result empty. */
+static int loader_import(struct loader *l, struct loader_result *r)
+{
+	int rc = r->is_foreign ? 0 : export_import(r->export, l->device, &r->err);
+
+	if (rc)
+		r->export = export_free(r->export);
+	return rc == EXPORT_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
 static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t heap_used_bytes,
 	const struct load_abilities *abilities)
 {
@@ -163,7 +173,9 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	l->progress_ns = start;
 	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
-	if (rc == 0) {
+	if (rc == 0 && r->export) {
+		rc = loader_import(l, r);
+	} else if (rc == 0) {
 		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
 			.generation = r->generation,
 			.source = job->source,
@@ -316,13 +328,16 @@ int loader_new(const struct loader_params *params, struct err *ret_err, struct l
 	return 0;
 }
 
-static void loader_free_jobs(struct loader_jobs *jobs)
+/* The exports of those that were not begun are nobody's; the others are the thread's. */
+static void loader_free_jobs(struct loader_jobs *jobs, bool is_waiting)
 {
 	struct loader_job *job;
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
 		source_unref(job->source);
+		if (is_waiting)
+			export_free(job->result.export);
 		free(job);
 	}
 }
@@ -339,8 +354,8 @@ struct loader *loader_free(struct loader *l)
 		pthread_mutex_unlock(&l->mutex);
 		pthread_join(l->thread, NULL);
 	}
-	loader_free_jobs(&l->jobs);
-	loader_free_jobs(&l->done);
+	loader_free_jobs(&l->jobs, true);
+	loader_free_jobs(&l->done, false);
 	cleanup_close(&l->event_fd);
 	pthread_cond_destroy(&l->cond);
 	pthread_mutex_destroy(&l->mutex);
@@ -390,8 +405,9 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
-	struct err *ret_err)
+/* Either a source or an export. */
+static int loader_add_job(struct loader *l, uint64_t generation, struct source *source,
+	struct export *e, bool is_foreign, struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
@@ -399,10 +415,11 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 		return err_set(ret_err, ENOMEM, "load: out of memory");
 	job->result.generation = generation;
 	job->result.is_foreign = is_foreign;
+	job->result.export = e;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
-		job->source = source_ref(source);
+		job->source = source ? source_ref(source) : NULL;
 		l->n_jobs++;
 		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
 		pthread_cond_broadcast(&l->cond);
@@ -412,6 +429,18 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 		return 0;
 	free(job);
 	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+}
+
+int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
+	struct err *ret_err)
+{
+	return loader_add_job(l, generation, source, NULL, is_foreign, ret_err);
+}
+
+int loader_adopt(struct loader *l, uint64_t generation, struct export *e, bool is_foreign,
+	struct err *ret_err)
+{
+	return loader_add_job(l, generation, NULL, e, is_foreign, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)

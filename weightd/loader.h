@@ -68,6 +68,13 @@ const struct vk_probe *loader_get_probe(const struct loader *l);
 int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, struct err *ret_err);
 
+/*
+ * Imports what the export's descriptors stand for (export_import), in place of a load: its result
+ * is as that of a load, which reads nothing. Takes the export on success. -EBUSY, -ENOMEM as above.
+ */
+int must_check loader_adopt(struct loader *l, uint64_t generation, struct export *e,
+	bool is_foreign, struct err *ret_err);
+
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
 

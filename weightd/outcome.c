@@ -11,6 +11,7 @@
 #include "weightd/acquire.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 
 /* The requester's answer: Done or the sentence. */
@@ -132,6 +133,7 @@ static void outcome_on_ready(
 	}
 	outcome_log_ready(s, g, r);
 	registry_loaded(s->registry, g->id);
+	restart_save(s->restart);
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
 				.model = model,
@@ -184,6 +186,8 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (!g && restart_take_result(s->restart, i, r))
+		return;
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);

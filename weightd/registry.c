@@ -174,6 +174,45 @@ int registry_load(struct registry *r, const char *name, bool replace, void *data
 	return 0;
 }
 
+int registry_adopt(
+	struct registry *r, uint64_t id, const char *name, enum registry_state state, void *data)
+{
+	uint32_t at = r->n_generations;
+	int rc = registry_check_name(name, NULL);
+
+	if (rc < 0)
+		return rc;
+	if (registry_find(r, id))
+		return -EEXIST;
+	if (r->n_generations >= REGISTRY_MAX_GENERATIONS)
+		return -ENOSPC;
+	rc = registry_grow(
+		&r->generations, r->n_generations, &r->n_generations_room, sizeof(*r->generations));
+	if (rc < 0)
+		return rc;
+	while (at > 0 && r->generations[at - 1].id > id)
+		at--;
+	struct registry_generation *g = &r->generations[at];
+	memmove(g + 1, g, (r->n_generations - at) * sizeof(*g));
+	r->n_generations++;
+	*g = (struct registry_generation){.id = id, .state = state, .data = data};
+	snprintf(g->model, sizeof(g->model), "%s", name);
+	registry_skip_ids(r, id);
+	return 0;
+}
+
+void registry_skip_ids(struct registry *r, uint64_t last_id)
+{
+	if (last_id > r->last_id)
+		r->last_id = last_id;
+}
+
+void registry_sweep(struct registry *r)
+{
+	for (uint32_t i = 0; i < r->n_generations; i++)
+		registry_settle(&r->generations[i]);
+}
+
 void registry_loaded(struct registry *r, uint64_t id)
 {
 	struct registry_generation *g = registry_find(r, id);
@@ -233,6 +272,37 @@ static struct registry_lease *registry_find_lease(
 	return NULL;
 }
 
+static int registry_add_lease(struct registry *r, struct registry_generation *g, uint64_t peer,
+	uint64_t now_ns, struct err *ret_err)
+{
+	if (registry_find_lease(r, peer, g->id, false))
+		return 0;
+	if (r->n_leases >= REGISTRY_MAX_LEASES)
+		return err_set(ret_err, ENOSPC, "model %s: there are %u leases, the most", g->model,
+			r->n_leases);
+	int rc = registry_grow(&r->leases, r->n_leases, &r->n_leases_room, sizeof(*r->leases));
+	if (rc < 0)
+		return err_set(ret_err, -rc, "model %s: out of memory", g->model);
+	r->leases[r->n_leases++] =
+		(struct registry_lease){.peer = peer, .generation = g->id, .since_ns = now_ns};
+	g->n_leases++;
+	return 0;
+}
+
+int registry_resume(
+	struct registry *r, uint64_t id, uint64_t peer, uint64_t now_ns, struct err *ret_err)
+{
+	struct registry_generation *g = registry_find(r, id);
+
+	if (g && g->state == REGISTRY_LOST)
+		return err_set(ret_err, EIO, "model %s: generation %llu was lost", g->model,
+			(unsigned long long)id);
+	if (!g || (g->state != REGISTRY_READY && g->state != REGISTRY_DRAINING))
+		return err_set(ret_err, ENOENT, "generation %llu is not to be had any more",
+			(unsigned long long)id);
+	return registry_add_lease(r, g, peer, now_ns, ret_err);
+}
+
 int registry_acquire(struct registry *r, const char *name, uint64_t peer, uint64_t now_ns,
 	struct err *ret_err, uint64_t *ret_id)
 {
@@ -245,18 +315,7 @@ int registry_acquire(struct registry *r, const char *name, uint64_t peer, uint64
 	if (!g)
 		return registry_refuse_name(r, name, ret_err);
 	*ret_id = g->id;
-	if (registry_find_lease(r, peer, g->id, false))
-		return 0;
-	if (r->n_leases >= REGISTRY_MAX_LEASES)
-		return err_set(ret_err, ENOSPC, "model %s: there are %u leases, the most", name,
-			r->n_leases);
-	int rc = registry_grow(&r->leases, r->n_leases, &r->n_leases_room, sizeof(*r->leases));
-	if (rc < 0)
-		return err_set(ret_err, -rc, "model %s: out of memory", name);
-	r->leases[r->n_leases++] =
-		(struct registry_lease){.peer = peer, .generation = g->id, .since_ns = now_ns};
-	g->n_leases++;
-	return 0;
+	return registry_add_lease(r, g, peer, now_ns, ret_err);
 }
 
 int registry_unload(struct registry *r, const char *name, struct err *ret_err)

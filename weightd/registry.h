@@ -97,6 +97,27 @@ int must_check registry_check_name(const char *name, struct err *ret_err);
 int must_check registry_load(struct registry *r, const char *name, bool replace, void *data,
 	struct err *ret_err, uint64_t *ret_id);
 
+/*
+ * A generation of an earlier weightd, ready or draining, under the id that it had. -EEXIST: the id
+ * is there; -ENOSPC; -ENOMEM; -EINVAL: the name. One that drains stays until somebody resumes it
+ * and lets it go, or registry_sweep.
+ */
+int must_check registry_adopt(
+	struct registry *r, uint64_t id, const char *name, enum registry_state state, void *data);
+
+/* Ids that are given from here on are larger than this one. */
+void registry_skip_ids(struct registry *r, uint64_t last_id);
+
+/*
+ * The lease on this very generation, ready or draining, of a peer that had it before; a second one
+ * is the same. -ENOENT; -EIO: it was lost; -ENOSPC; -ENOMEM.
+ */
+int must_check registry_resume(
+	struct registry *r, uint64_t id, uint64_t peer, uint64_t now_ns, struct err *ret_err);
+
+/* Generations that drain and that nobody has go. */
+void registry_sweep(struct registry *r);
+
 /* The load succeeded: older ready generations of the model drain. */
 void registry_loaded(struct registry *r, uint64_t id);
 

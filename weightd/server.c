@@ -21,6 +21,7 @@
 #include "weightd/outcome.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/restart.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc.h"
 #include "weightd/service.h"
@@ -42,11 +43,12 @@ struct server {
 	struct event *listen_event;
 	struct event *loader_events[SERVICE_MAX_DEVICES];
 	struct event *files_event;
-	struct event *signal_events[2];
+	struct event *signal_events[3];
 	struct source_account account;
 	struct loader *loaders[SERVICE_MAX_DEVICES];
 	struct service_params service_params;
 	struct service *service;
+	struct restart *restart;
 	struct holders *holders;
 	struct peer_list peers;
 	uint32_t n_peers;
@@ -55,6 +57,8 @@ struct server {
 	struct unix_path_file socket_file;
 	bool has_socket_file; /* and removes it at the end */
 	bool is_ending;       /* a signal came */
+	bool is_executing;    /* it was SIGHUP */
+	bool has_begun;       /* what was left before is taken over: it goes with this one */
 	int spare_fd;       /* given up to accept, and turn away, a peer when no other fd is left */
 	uint32_t n_loading; /* models of the command line */
 	int code;           /* of the first that failed */
@@ -74,6 +78,7 @@ static void server_close_peer(struct server *s, struct peer *p)
 	TAILQ_REMOVE(&s->peers, p, entry);
 	s->n_peers--;
 	peer_free(p);
+	restart_save(s->restart);
 }
 
 static void server_refuse_packet(struct peer *p, int code, const struct err *err)
@@ -124,6 +129,8 @@ static void server_on_readable(evutil_socket_t fd, short what, void *userdata)
 			break;
 	if (p->is_broken)
 		server_close_peer(s, p);
+	else
+		restart_save(s->restart);
 }
 
 static void server_on_writable(evutil_socket_t fd, short what, void *userdata)
@@ -250,6 +257,7 @@ static void server_on_loader(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	outcome_dispatch(s->service);
+	restart_save(s->restart);
 }
 
 static void server_on_files(evutil_socket_t fd, short what, void *userdata)
@@ -259,6 +267,8 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	restart_save(s->restart);
+	restart_check(s->restart);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -266,14 +276,25 @@ static void server_on_exit(uint64_t holder, void *userdata)
 	struct server *s = userdata;
 
 	service_exit(s->service, holder);
+	restart_save(s->restart);
+}
+
+static uint64_t server_on_hold(int32_t pid, uint64_t start_ticks, void *userdata)
+{
+	struct server *s = userdata;
+
+	return holders_add_pid(s->holders, ++s->last_peer, pid, start_ticks);
 }
 
 static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 {
 	struct server *s = userdata;
 
-	(void)signum;
 	(void)what;
+	/* One that just starts has nothing to hand over, and is the program that was meant. */
+	if (signum == SIGHUP && !s->has_begun)
+		return;
+	s->is_executing = signum == SIGHUP;
 	s->is_ending = true;
 	event_base_loopbreak(s->base);
 }
@@ -313,7 +334,7 @@ static int server_watch_loader(struct server *s, uint32_t i)
 /* Before there is a socket: whenever a signal comes, the file is removed. */
 static int server_init_signals(struct server *s)
 {
-	static const int signals[] = {SIGTERM, SIGINT};
+	static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 
 	s->base = event_base_new();
 	if (!s->base)
@@ -392,6 +413,8 @@ static int server_listen(struct server *s, struct err *ret_err)
 	if (rc == 0)
 		rc = unix_path_remember(s->params->socket, ret_err, &s->socket_file);
 	s->has_socket_file = rc == 0;
+	if (rc == 0 && restart_new(s->params->socket, s->params->n_keep_seconds, &s->restart) < 0)
+		rc = err_set(ret_err, ENOMEM, "out of memory");
 	return rc;
 }
 
@@ -420,10 +443,14 @@ static int server_init(struct server *s, struct err *ret_err)
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,
 		.own_fn = server_on_own_load,
+		.hold_fn = server_on_hold,
+		.restart = s->restart,
 		.userdata = s};
 	rc = service_new(&s->service_params, &s->service);
 	if (rc == 0)
 		rc = server_init_events(s);
+	if (rc == 0)
+		rc = restart_attach(s->restart, s->base, s->service);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "out of memory");
 	return 0;
@@ -445,6 +472,10 @@ static void server_fini(struct server *s)
 		peer_free(p);
 	}
 	holders_free(s->holders);
+	/* What failed before it took anything over leaves it to the next. */
+	if (s->restart && (s->has_begun || s->is_ending))
+		restart_forget(s->restart);
+	restart_free(s->restart);
 	service_free(s->service);
 	server_free_event(s->listen_event);
 	server_free_event(s->files_event);
@@ -467,12 +498,17 @@ static int server_start_loads(struct server *s, struct err *ret_err)
 	s->n_loading = s->params->n_models;
 	for (uint32_t i = 0; i < s->params->n_models; i++) {
 		struct server_model *m = &s->params->models[i];
-		int rc = service_load(s->service, NULL, 0, m->name, m->path, m->fd, false, ret_err);
+		int rc = 0;
+		if (!restart_claim(s->restart, m->name, m->path, m->fd))
+			rc = service_load(
+				s->service, NULL, 0, m->name, m->path, m->fd, false, ret_err);
 		cleanup_close(&m->fd);
 		if (rc < 0)
 			return rc;
 	}
-	if (s->n_loading == 0)
+	s->has_begun = true;
+	restart_begin(s->restart);
+	if (s->params->n_models == 0)
 		server_say_ready(s);
 	return 0;
 }
@@ -484,7 +520,19 @@ static void server_cleanup(struct server **s)
 	free(*s);
 }
 
-int server_run(const struct server_params *params, struct err *ret_err)
+/* SIGHUP: the memory stays where it is, and nothing else of this weightd. */
+static int server_let_go(struct server *s, struct err *ret_err, struct restart **ret_restart)
+{
+	int rc = restart_hold(s->restart);
+
+	if (rc < 0)
+		return err_set(ret_err, -rc, "SIGHUP: descriptors: %s", strerror(-rc));
+	*ret_restart = TAKE_PTR(s->restart);
+	return SERVER_EXECUTE;
+}
+
+int server_run(
+	const struct server_params *params, struct err *ret_err, struct restart **ret_restart)
 {
 	_cleanup_(server_cleanup)
 	struct server *s = calloc(1, sizeof(*s));
@@ -502,6 +550,8 @@ int server_run(const struct server_params *params, struct err *ret_err)
 		return rc;
 	if (!s->is_ending && event_base_dispatch(s->base) < 0)
 		return err_set(ret_err, EIO, "the event loop failed");
+	if (s->is_executing && s->has_begun && s->code == 0)
+		return server_let_go(s, ret_err, ret_restart);
 	notify_stopping();
 	if (s->code < 0 && ret_err)
 		*ret_err = s->err;

@@ -11,6 +11,7 @@
 #include "weightd/acquire.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/source.h"
 
@@ -36,6 +37,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 		return -ENOMEM;
 	TAILQ_INIT(&s->waits);
 	s->params = params;
+	s->restart = params->restart;
 	s->start_ns = service_now_ns();
 	int rc = registry_new(&s->registry);
 	if (rc < 0)
@@ -44,7 +46,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	return 0;
 }
 
-static void service_free_generation(struct service_generation *g)
+void service_free_generation(struct service_generation *g)
 {
 	source_unref(g->source);
 	free(g->path);
@@ -97,8 +99,7 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 		rpc_reply_event(p, event);
 }
 
-/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
-static uint64_t service_release(struct service *s, struct service_generation *data)
+uint64_t service_release(struct service *s, struct service_generation *data)
 {
 	uint64_t n_bytes = source_get_staged_bytes(data->source);
 
@@ -220,6 +221,8 @@ int service_load(struct service *s, struct peer *p, uint64_t request, const char
 	uint64_t id;
 	int rc = p ? service_check_pending(p, ret_err) : 0;
 
+	if (rc == 0 && restart_is_awaited(s->restart, name))
+		rc = err_set(ret_err, EBUSY, "model %s: it is on its way back", name);
 	if (rc == 0)
 		rc = service_make_generation(s, name, path, fd, ret_err, &data);
 	if (rc < 0)
@@ -274,6 +277,7 @@ int service_unload(struct service *s, const char *name, struct err *ret_err, uin
 void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
+	restart_forget_peer(s->restart, p);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_RECORD_H
+#define WEIGHTD_RECORD_H
+
+/*
+ * What weightd would leave if it died now, out of the registry: the state, and the descriptors
+ * that belong to it. Loop thread.
+ */
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "weightd/stash.h"
+#include "weightd/state.h"
+
+struct service;
+
+/* Appends the generations that are ready or drain, and who leases them. -ENOMEM. */
+int must_check record_add(const struct service *s, struct state *state);
+
+/* Calls fn with every descriptor of these generations; they are lent. */
+typedef void (*record_fn)(const struct stash_name *name, int fd, void *userdata);
+void record_visit(const struct service *s, record_fn fn, void *userdata);
+
+/* A further holder of a generation: one more row, or one more id in the row of its process. */
+int must_check record_add_holder(
+	struct state *state, int32_t pid, uint64_t start_ticks, uint32_t uid, uint64_t generation);
+
+/* Room for a further generation, zeroed, at the place where ids rise. NULL without memory. */
+struct state_generation *record_add_generation(struct state *state, uint64_t id);
+
+#endif
