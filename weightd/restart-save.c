@@ -17,16 +17,20 @@
 
 /* ---- the beginning: what is there ---- */
 
-static void save_take(const struct stash_name *name, int fd, void *userdata)
+static bool save_take(const struct stash_name *name, int fd, void *userdata)
 {
 	struct restart *r = userdata;
 	struct restart_generation *g = restart_find_generation(r, name->generation);
 	struct err err = ERR_NULL;
 
-	if (!g)
+	if (!g) {
 		close(fd);
-	else if (adopt_give(g->adopt, name, fd, &err) < 0)
-		log_warn("a descriptor that was kept: %s", err.text);
+		return false;
+	}
+	if (adopt_give(g->adopt, name, fd, &err) == 0)
+		return true;
+	log_warn("a descriptor that was kept: %s", err.text);
+	return false;
 }
 
 /* Takes what is in state. */

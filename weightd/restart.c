@@ -288,11 +288,15 @@ static int restart_import_one(
 		return rc;
 	rc = loader_adopt(r->service->params->loaders[residency->is_foreign ? 0 : slot],
 		g->adopt->record.id, e, residency->is_foreign, ret_err);
-	if (rc < 0)
+	if (rc < 0) {
 		export_free(e);
-	else
-		g->n_importing++;
-	return rc;
+		return rc;
+	}
+	g->n_importing++;
+	/* In names it is another one from here on. */
+	if (slot != residency->slot)
+		stash_drop_generation(r->stash, g->adopt->record.id);
+	return 0;
 }
 
 /* All that is whole; what is not is loaded again when somebody asks for it. */

@@ -3,14 +3,31 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "proto/fdlist.h"
 #include "proto/util/err.h"
+#include "weightd/export.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/restart.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service-internal.h"
+
+/* The manifest of any of its devices: which one it was for does not matter to the lease. */
+static bool resume_has_manifest(const struct service *s, const struct registry_generation *g,
+	const struct resume_params *params)
+{
+	const struct service_generation *data = g->data;
+	struct stat st;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
+		const struct export *e = data->residencies[i].export;
+		if (e && fstat(e->manifest_fd, &st) == 0 && st.st_ino == params->manifest_inode)
+			return true;
+	}
+	return false;
+}
 
 /* It is there, or was never on its way. */
 static int resume_lease(
@@ -18,9 +35,10 @@ static int resume_lease(
 {
 	const struct registry_generation *g = registry_find(s->registry, params->generation);
 
-	if (g && strcmp(g->model, params->model))
-		return err_set(ret_err, ENOENT, "generation %llu: expected model %s, found %.64s",
-			(unsigned long long)params->generation, g->model, params->model);
+	if (g && (strcmp(g->model, params->model) || !resume_has_manifest(s, g, params)))
+		return err_set(ret_err, ENOENT,
+			"generation %llu of model %.64s is another one by now",
+			(unsigned long long)params->generation, params->model);
 	int rc = registry_resume(s->registry, params->generation, p->id, service_now_ns(), ret_err);
 	if (rc < 0)
 		return rc;

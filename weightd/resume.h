@@ -22,7 +22,8 @@ struct resume_params {
 	uint64_t generation;
 	const uint8_t *device_uuid; /* [16], the peer's */
 	const uint8_t *driver_uuid; /* [16] */
-	uint32_t first;             /* of the allocations beside it */
+	uint64_t manifest_inode;
+	uint32_t first; /* of the allocations beside it */
 	bool has_manifest;
 	bool more;
 };

@@ -187,6 +187,7 @@ static int rpc_resume(const struct rpc_call *call, struct err *ret_err)
 		.generation = m->generation,
 		.device_uuid = m->device_uuid.data,
 		.driver_uuid = m->driver_uuid.data,
+		.manifest_inode = m->manifest_inode,
 		.first = m->first,
 		.has_manifest = m->has_manifest,
 		.more = m->more};

@@ -18,6 +18,7 @@ _Static_assert((int)STASH_NAME_BYTES == (int)NOTIFY_FDS_NAME_BYTES, "names fit i
 struct kept {
 	char name[STASH_NAME_BYTES];
 	bool is_wanted;
+	bool is_stale; /* came from before and is of no use */
 };
 
 struct stash {
@@ -161,37 +162,15 @@ static void stash_take_one(const char *text, int fd, void *userdata)
 {
 	struct taking *t = userdata;
 	struct stash_name name;
+	bool is_used = false;
 
-	/* What is not understood is kept as a name all the same: the next stash_end drops it. */
-	if (t->is_kept)
-		(void)stash_add(t->stash, text);
 	if (stash_name_parse(text, &name) == 0)
-		t->fn(&name, fd, t->userdata);
+		is_used = t->fn(&name, fd, t->userdata);
 	else
 		close(fd);
-}
-
-void stash_take_all(struct stash *s, stash_fn fn, void *userdata)
-{
-	struct taking t = {.stash = s, .is_kept = s->has_store, .fn = fn, .userdata = userdata};
-	struct err err = ERR_NULL;
-
-	notify_fds_take(stash_take_one, &t);
-	int rc = keeper_connect(s->path, &err, &s->keeper);
-	if (rc < 0) {
-		if (rc != -ENOENT && rc != -ECONNREFUSED)
-			log_warn("%s", err.text);
-		return;
-	}
-	t.is_kept = !s->has_store;
-	rc = keeper_take(s->keeper, stash_take_one, &t, &err);
-	if (rc < 0)
-		log_warn("%s", err.text);
-	/* One that this weightd would not start has no more to do. */
-	if (rc == 0 && (s->has_store || s->n_seconds == 0))
-		keeper_end(s->keeper);
-	if (rc < 0 || s->has_store || s->n_seconds == 0)
-		cleanup_close(&s->keeper);
+	struct kept *k = t->is_kept ? stash_add(t->stash, text) : NULL;
+	if (k && !is_used)
+		k->is_stale = true;
 }
 
 /* ---- bringing what is kept up to date ---- */
@@ -279,33 +258,92 @@ void stash_want(struct stash *s, const struct stash_name *name, int fd)
 		stash_lose_keeper(s);
 }
 
-struct unwanted {
+/* ---- dropping ---- */
+
+struct dropping {
+	bool (*is_one)(const struct kept *k, uint64_t generation);
+	uint64_t generation;
 	struct kept *one;
 };
 
-static void stash_find_unwanted(const void *node, VISIT which, void *userdata)
+static bool stash_is_unwanted(const struct kept *k, uint64_t generation)
 {
-	struct unwanted *u = userdata;
+	(void)generation;
+	return !k->is_wanted;
+}
+
+static bool stash_is_stale(const struct kept *k, uint64_t generation)
+{
+	(void)generation;
+	return k->is_stale;
+}
+
+static bool stash_is_of_generation(const struct kept *k, uint64_t generation)
+{
+	struct stash_name name;
+
+	return stash_name_parse(k->name, &name) == 0 && name.generation == generation;
+}
+
+static void stash_find_one(const void *node, VISIT which, void *userdata)
+{
+	struct dropping *d = userdata;
 	struct kept *k = *(struct kept *const *)node;
 
-	if ((which == preorder || which == leaf) && !k->is_wanted)
-		u->one = k;
+	if ((which == preorder || which == leaf) && d->is_one(k, d->generation))
+		d->one = k;
+}
+
+static void stash_drop_those(
+	struct stash *s, bool (*is_one)(const struct kept *, uint64_t), uint64_t generation)
+{
+	for (;;) {
+		struct dropping d = {.is_one = is_one, .generation = generation};
+		twalk_r(s->kept, stash_find_one, &d);
+		if (!d.one)
+			return;
+		/* A keeper that is gone keeps nothing; a manager that is, is told at the next
+		 * start. */
+		int rc = stash_drop(s, d.one->name);
+		if (rc < 0)
+			log_debug("drop of %s: %s", d.one->name, strerror(-rc));
+		stash_remove(s, d.one);
+	}
 }
 
 void stash_end(struct stash *s)
 {
-	for (;;) {
-		struct unwanted u = {0};
-		twalk_r(s->kept, stash_find_unwanted, &u);
-		if (!u.one)
-			return;
-		/* A keeper that is gone keeps nothing; a manager that is, is told at the next
-		 * start. */
-		int rc = stash_drop(s, u.one->name);
-		if (rc < 0)
-			log_debug("drop of %s: %s", u.one->name, strerror(-rc));
-		stash_remove(s, u.one);
+	stash_drop_those(s, stash_is_unwanted, 0);
+}
+
+void stash_drop_generation(struct stash *s, uint64_t generation)
+{
+	stash_drop_those(s, stash_is_of_generation, generation);
+}
+
+void stash_take_all(struct stash *s, stash_fn fn, void *userdata)
+{
+	struct taking t = {.stash = s, .is_kept = s->has_store, .fn = fn, .userdata = userdata};
+	struct err err = ERR_NULL;
+
+	notify_fds_take(stash_take_one, &t);
+	int rc = keeper_connect(s->path, &err, &s->keeper);
+	if (rc < 0) {
+		if (rc != -ENOENT && rc != -ECONNREFUSED)
+			log_warn("%s", err.text);
+		stash_drop_those(s, stash_is_stale, 0);
+		return;
 	}
+	t.is_kept = !s->has_store;
+	rc = keeper_take(s->keeper, stash_take_one, &t, &err);
+	if (rc < 0)
+		log_warn("%s", err.text);
+	/* One that this weightd would not start has no more to do. */
+	if (rc == 0 && (s->has_store || s->n_seconds == 0))
+		keeper_end(s->keeper);
+	if (rc < 0 || s->has_store || s->n_seconds == 0)
+		cleanup_close(&s->keeper);
+	stash_drop_those(s, stash_is_stale, 0);
 }
 
 int stash_get_fd(const struct stash *s)

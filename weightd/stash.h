@@ -37,8 +37,8 @@ int must_check stash_new(const char *path, unsigned n_seconds, struct stash **re
 /* What is kept stays kept. Accepts NULL; returns NULL. */
 struct stash *stash_free(struct stash *s);
 
-/* fd is fn's. */
-typedef void (*stash_fn)(const struct stash_name *name, int fd, void *userdata);
+/* fd is fn's. False: it is of no use, and is not kept any longer. */
+typedef bool (*stash_fn)(const struct stash_name *name, int fd, void *userdata);
 
 /*
  * What the weightd before this one left, from the service manager or a keeper, or both: a name may
@@ -54,6 +54,9 @@ void stash_take_all(struct stash *s, stash_fn fn, void *userdata);
 void stash_begin(struct stash *s);
 void stash_want(struct stash *s, const struct stash_name *name, int fd);
 void stash_end(struct stash *s);
+
+/* Nothing of the generation is kept from here on: names of it may mean other descriptors now. */
+void stash_drop_generation(struct stash *s, uint64_t generation);
 
 /* Readable when the keeper went: stash_begin then starts another. -1: there is none. */
 int stash_get_fd(const struct stash *s);

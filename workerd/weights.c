@@ -148,6 +148,32 @@ static int weights_import_fd(struct weights_alloc *alloc, struct vk_device *d,
 	return weights_judge_share(&params, r);
 }
 
+/* An import takes its descriptor for itself. Windows of one file share one. */
+static int weights_keep(
+	struct weights *w, const struct weights_client_alloc *a, struct err *ret_err)
+{
+	struct weights_alloc *alloc = &w->allocs[a->index];
+	struct stat st, other;
+
+	alloc->owner = a->index;
+	if ((a->handle_type == WEIGHTS_CLIENT_MEMFD || a->handle_type == WEIGHTS_CLIENT_FILE) &&
+		a->index > 0 && fstat(a->fd, &st) == 0) {
+		uint32_t owner = w->allocs[a->index - 1].owner;
+
+		if (w->allocs[owner].kept_fd >= 0 && fstat(w->allocs[owner].kept_fd, &other) == 0 &&
+			S_ISREG(st.st_mode) && st.st_dev == other.st_dev &&
+			st.st_ino == other.st_ino) {
+			alloc->owner = owner;
+			alloc->kept_fd = w->allocs[owner].kept_fd;
+			return 0;
+		}
+	}
+	alloc->kept_fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+	if (alloc->kept_fd < 0)
+		return err_set(ret_err, errno, "allocation %" PRIu32 ": descriptor: %m", a->index);
+	return 0;
+}
+
 static int weights_import(
 	struct weights *w, struct vk_device *d, struct weights_client_alloc *a, struct err *ret_err)
 {
@@ -159,6 +185,8 @@ static int weights_import(
 
 	if (!r && is_pages)
 		r = weights_check_pages(w, a, ret_err);
+	if (!r)
+		r = weights_keep(w, a, ret_err);
 	if (r)
 		return r;
 	alloc = &w->allocs[a->index];
@@ -223,6 +251,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 
 	if (r)
 		return r;
+	w->manifest_fd = TAKE_FD(a->manifest_fd);
 	w->generation = a->generation;
 	if (w->manifest->header->generation != a->generation)
 		return err_set(ret_err, EPROTO,
@@ -237,7 +266,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 		return -ENOMEM;
 	w->n_allocs = a->n_allocs;
 	for (uint32_t i = 0; i < a->n_allocs; i++)
-		w->allocs[i].fd = -1;
+		w->allocs[i].fd = w->allocs[i].kept_fd = -1;
 	for (uint32_t i = 0; i < a->n_allocs; i++) {
 		r = weights_import(w, d, &a->allocs[i], ret_err);
 		if (r > 0)
@@ -260,6 +289,8 @@ int weights_attach(struct weights_client *c, struct vk_device *d, const char *mo
 	if (r)
 		return r;
 	w = calloc(1, sizeof(*w));
+	if (w)
+		w->manifest_fd = -1;
 	r = w ? weights_fill(w, d, &acquired, ret_err, ret_refused) : -ENOMEM;
 	weights_client_acquired_fini(&acquired);
 	if (r) {
@@ -283,7 +314,10 @@ struct weights *weights_free(struct weights *w)
 		if (a->map)
 			munmap(a->map, a->n_map_bytes);
 		cleanup_close(&a->fd);
+		if (a->owner == i)
+			cleanup_close(&a->kept_fd);
 	}
+	cleanup_close(&w->manifest_fd);
 	free(w->allocs);
 	manifest_free(w->manifest);
 	free(w);

@@ -25,12 +25,15 @@ struct weights_alloc {
 	uint64_t base;            /* where in memory its bytes begin */
 	void *map;                /* the host pages behind memory; NULL where it has none of ours */
 	uint64_t n_map_bytes;
-	int fd;               /* paged: read at file_offset, owned; else -1 */
+	int kept_fd;    /* what was imported, for a weightd that lost its own; owned by `owner` */
+	uint32_t owner; /* index of the first allocation of the same file */
+	int fd;         /* paged: read at file_offset, owned; else -1 */
 	uint64_t file_offset; /* paged */
 };
 
 struct weights {
 	struct manifest *manifest;
+	int manifest_fd; /* as it came, owned */
 	uint64_t generation;
 	uint32_t n_allocs;
 	struct weights_alloc *allocs; /* [n_allocs], by manifest alloc index */

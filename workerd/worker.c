@@ -182,8 +182,8 @@ static int worker_try_attach(struct worker *w, const struct options *o, uint32_t
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
-	weights_client_set_handle_types(
-		w->weightd, worker_get_handle_types(w->device) & ~refused_types);
+	w->handle_types = worker_get_handle_types(w->device) & ~refused_types;
+	weights_client_set_handle_types(w->weightd, w->handle_types);
 	return weights_attach(w->weightd, w->device, o->model, ret_err, ret_refused, &w->weights);
 }
 
@@ -267,12 +267,13 @@ struct worker *worker_free(struct worker *w)
 	return NULL;
 }
 
-int worker_report(struct worker *w, const char *socket, struct err *ret_err)
+void worker_describe(
+	const struct worker *w, const char *socket, struct weights_client_report *ret_report)
 {
 	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
 
 	vk_memory_get_counters(w->device, counters);
-	const struct weights_client_report report = {
+	*ret_report = (struct weights_client_report){
 		.kv_bytes = counters[VK_MEMORY_KV].requested_bytes,
 		.scratch_bytes = counters[VK_MEMORY_SCRATCH].requested_bytes,
 		.io_bytes = counters[VK_MEMORY_IO].requested_bytes +
@@ -281,5 +282,4 @@ int worker_report(struct worker *w, const char *socket, struct err *ret_err)
 		.attach_ns = w->weights->attach_ns,
 		.socket = socket,
 	};
-	return weights_client_report(w->weightd, &report, ret_err);
 }
