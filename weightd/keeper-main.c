@@ -126,18 +126,41 @@ static bool main_handle(
 	}
 }
 
-/* One packet; false: the connection ends. */
+/* Every packet that is there; false: the connection ends. */
 static bool main_serve(struct keeper *k, int sock)
 {
-	_cleanup_(fdlist_fini)
-	struct fdlist fds = FDLIST_NULL;
-	struct keeper_packet p;
-	uint32_t n_bytes;
+	struct pollfd more = {.fd = sock, .events = POLLIN};
 
-	if (wire_recv(sock, k->packet, &n_bytes, &fds, NULL) || n_bytes != sizeof(p))
-		return false;
-	memcpy(&p, k->packet, sizeof(p));
-	return main_handle(k, sock, &p, &fds);
+	do {
+		_cleanup_(fdlist_fini)
+		struct fdlist fds = FDLIST_NULL;
+		struct keeper_packet p;
+		uint32_t n_bytes;
+
+		if (wire_recv(sock, k->packet, &n_bytes, &fds, NULL) || n_bytes != sizeof(p))
+			return false;
+		memcpy(&p, k->packet, sizeof(p));
+		if (!main_handle(k, sock, &p, &fds))
+			return false;
+	} while (!k->is_ending && poll(&more, 1, 0) > 0);
+	return true;
+}
+
+/*
+ * The oldest first, to its end: what a weightd sent before it was killed counts before the next one
+ * asks what there is.
+ */
+static void main_serve_all(struct keeper *k, const struct pollfd *polls, uint32_t n_polls)
+{
+	uint32_t n_left = 0;
+
+	for (uint32_t i = 0; i < n_polls; i++) {
+		if (polls[i].revents && !main_serve(k, k->peers[i]))
+			close(k->peers[i]);
+		else
+			k->peers[n_left++] = k->peers[i];
+	}
+	k->n_peers = n_left;
 }
 
 /* Whoever may open the file is not yet ours. */
@@ -184,13 +207,8 @@ static void main_loop(struct keeper *k, uint64_t keep_ms)
 		int n = poll(polls, n_peers + 1, n_peers > 0 ? -1 : (int)(deadline_ms - now_ms));
 		if (n < 0 && errno != EINTR)
 			return;
-		/* From the last: one that goes leaves its place to one that was looked at. */
-		for (uint32_t i = n_peers; n > 0 && i > 0; i--) {
-			if (!polls[i].revents || main_serve(k, k->peers[i - 1]))
-				continue;
-			close(k->peers[i - 1]);
-			k->peers[i - 1] = k->peers[--k->n_peers];
-		}
+		if (n > 0)
+			main_serve_all(k, polls + 1, n_peers);
 		if (n > 0 && polls[0].revents)
 			main_accept(k);
 	}

@@ -321,6 +321,75 @@ static void test_transitions(void **state)
 	assert_false(registry_is_legal(REGISTRY_HELD, REGISTRY_HOLD));
 }
 
+static void adopts(void **state)
+{
+	struct registry *r = NULL;
+	struct registry_generation g;
+	struct err e = ERR_NULL;
+	uint64_t id = 0;
+	int data;
+
+	(void)state;
+	assert_int_equal(registry_new(&r), 0);
+	assert_int_equal(registry_adopt(r, 9, "a", REGISTRY_READY, &data), 0);
+	assert_int_equal(registry_adopt(r, 4, "a", REGISTRY_DRAINING, NULL), 0);
+	assert_int_equal(registry_adopt(r, 9, "b", REGISTRY_READY, NULL), -EEXIST);
+	assert_int_equal(registry_adopt(r, 10, "b/", REGISTRY_READY, NULL), -EINVAL);
+	assert_int_equal(registry_count(r), 2);
+	assert_int_equal(registry_at(r, 0)->id, 4);
+	assert_int_equal(registry_at(r, 1)->id, 9);
+	assert_ptr_equal(registry_find(r, 9)->data, &data);
+	assert_false(registry_find(r, 9)->is_filling);
+	/* Ids go on behind the largest that ever was. */
+	registry_skip_ids(r, 20);
+	registry_skip_ids(r, 3);
+	assert_int_equal(registry_load(r, "b", false, NULL, &e, &id), 0);
+	assert_int_equal(id, 21);
+	registry_failed(r, id);
+	assert_true(registry_take_freed(r, &g));
+	/* A lease on the very one, even where Acquire would give another. */
+	assert_int_equal(registry_acquire(r, "a", 1, 0, &e, &id), 0);
+	assert_int_equal(id, 9);
+	assert_int_equal(registry_resume(r, 4, 1, 5, &e), 0);
+	assert_int_equal(registry_resume(r, 4, 1, 6, &e), 0);
+	assert_int_equal(registry_count_peer(r, 1), 2);
+	registry_sweep(r);
+	assert_false(registry_take_freed(r, &g));
+	assert_int_equal(registry_resume(r, 5, 1, 0, &e), -ENOENT);
+	registry_lose(r, 9);
+	assert_int_equal(registry_resume(r, 9, 2, 0, &e), -EIO);
+	registry_close(r, 1, 0);
+	assert_true(registry_take_freed(r, &g) && g.id == 4);
+	assert_true(registry_take_freed(r, &g) && g.id == 9);
+	/* Nobody came back for it. */
+	assert_int_equal(registry_adopt(r, 30, "a", REGISTRY_DRAINING, NULL), 0);
+	assert_false(registry_take_freed(r, &g));
+	registry_sweep(r);
+	assert_true(registry_take_freed(r, &g) && g.id == 30);
+	/* Held by a process that did not. */
+	assert_int_equal(registry_adopt(r, 31, "a", REGISTRY_DRAINING, NULL), 0);
+	assert_int_equal(registry_resume(r, 31, 8, 0, &e), 0);
+	registry_close(r, 8, 8);
+	registry_sweep(r);
+	assert_int_equal(registry_find(r, 31)->state, REGISTRY_HELD);
+	assert_int_equal(registry_resume(r, 31, 9, 0, &e), -ENOENT);
+	registry_exit(r, 8);
+	assert_true(registry_take_freed(r, &g) && g.id == 31);
+	registry_free(r);
+}
+
+static void adopts_no_more_than_it_holds(void **state)
+{
+	struct registry *r = NULL;
+
+	(void)state;
+	assert_int_equal(registry_new(&r), 0);
+	for (uint64_t i = 1; i <= REGISTRY_MAX_GENERATIONS; i++)
+		assert_int_equal(registry_adopt(r, i, "a", REGISTRY_DRAINING, NULL), 0);
+	assert_int_equal(registry_adopt(r, 1000, "a", REGISTRY_DRAINING, NULL), -ENOSPC);
+	registry_free(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -330,6 +399,8 @@ int main(void)
 		CASE(test_replace_drains),
 		CASE(test_every_sequence),
 		CASE(test_random),
+		CASE(adopts),
+		CASE(adopts_no_more_than_it_holds),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

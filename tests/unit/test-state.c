@@ -50,8 +50,8 @@ static void comes_back(void **state)
 	assert_memory_equal(r->driver_uuid, "vvvvvvvvvvvvvvvv", 16);
 	assert_memory_equal(r->sums.data, "sums", 4);
 	assert_int_equal(r->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], 8192);
-	assert_memory_equal(r->allocs, s.generations[1].residencies[0].allocs,
-		2 * sizeof(struct state_alloc));
+	assert_memory_equal(
+		r->allocs, s.generations[1].residencies[0].allocs, 2 * sizeof(struct state_alloc));
 	assert_int_equal(t.holders[0].pid, 77);
 	assert_int_equal(t.holders[0].start_ticks, 123456);
 	assert_int_equal(t.holders[0].uid, 1000);
@@ -110,22 +110,22 @@ static void refuses_another_boot(void **state)
 }
 
 /* One thing wrong in a file that is whole: the sentence says which. */
-#define REFUSES(change, text)                                \
-	do {                                                 \
-		struct state s;                              \
-		uint8_t *data = NULL;                        \
-		uint64_t n_bytes;                            \
-		state_sample(&s);                            \
-		struct state_generation *g = s.generations;  \
-		struct state_residency *r = g->residencies;  \
-		struct state_alloc *a = r->allocs;           \
-		struct state_holder *h = s.holders;          \
-		(void)g, (void)r, (void)a, (void)h;          \
-		change;                                      \
-		pack(&s, &data, &n_bytes);                   \
-		refuse(data, n_bytes, EINVAL, text);         \
-		state_fini(&s);                              \
-		free(data);                                  \
+#define REFUSES(change, text)                               \
+	do {                                                \
+		struct state s;                             \
+		uint8_t *data = NULL;                       \
+		uint64_t n_bytes;                           \
+		state_sample(&s);                           \
+		struct state_generation *g = s.generations; \
+		struct state_residency *r = g->residencies; \
+		struct state_alloc *a = r->allocs;          \
+		struct state_holder *h = s.holders;         \
+		(void)g, (void)r, (void)a, (void)h;         \
+		change;                                     \
+		pack(&s, &data, &n_bytes);                  \
+		refuse(data, n_bytes, EINVAL, text);        \
+		state_fini(&s);                             \
+		free(data);                                 \
 	} while (0)
 
 static void refuses_what_is_out_of_bounds(void **state)
