@@ -314,6 +314,10 @@ static void stash_drop_those(
 void stash_end(struct stash *s)
 {
 	stash_drop_those(s, stash_is_unwanted, 0);
+	if (s->kept || s->keeper < 0)
+		return;
+	keeper_end(s->keeper);
+	cleanup_close(&s->keeper);
 }
 
 void stash_drop_generation(struct stash *s, uint64_t generation)
@@ -355,7 +359,4 @@ void stash_forget_all(struct stash *s)
 {
 	stash_begin(s);
 	stash_end(s);
-	if (s->keeper >= 0)
-		keeper_end(s->keeper);
-	cleanup_close(&s->keeper);
 }

@@ -49,7 +49,7 @@ void stash_take_all(struct stash *s, stash_fn fn, void *userdata);
 /*
  * Brings what is kept to what is wanted, between begin and end: what is wanted and not kept is
  * put, what is kept and not wanted is dropped. fd is borrowed. A keeper is started when there is
- * something to put and none is there.
+ * something to put and none is there, and ends when nothing is kept.
  */
 void stash_begin(struct stash *s);
 void stash_want(struct stash *s, const struct stash_name *name, int fd);

@@ -378,6 +378,18 @@ static void outlives_its_owner(void **state)
 	stash_end(s);
 	s = stash_free(s);
 	s = open_stash(&dir, KEEP_SECONDS, 0, "g1.file=new1 g2.file=new2");
+	stash_begin(s);
+	want(s, STASH_FILE, 3, "f3");
+	stash_end(s);
+	assert_int_equal(stat(dir.path, &st), 0);
+	stash_begin(s);
+	stash_end(s); /* nothing is left to keep */
+	assert_int_equal(stat(dir.path, &st), -1);
+	assert_int_equal(stash_get_fd(s), -1);
+	stash_begin(s);
+	want(s, STASH_FILE, 3, "f3");
+	stash_end(s);
+	assert_int_equal(stat(dir.path, &st), 0);
 	stash_forget_all(s);
 	s = stash_free(s);
 	assert_int_equal(stat(dir.path, &st), -1);
