@@ -236,6 +236,49 @@ def test_workers_staged(site):
     check_way(site, "workers", "staged")
 
 
+def test_goes_on_alone(site):
+    """While there is no weightd, and while there is one that says nothing."""
+    way = Way(site, "workers")
+    way.start()
+    worker = site.worker("demo")
+    before = generation(site)
+    stream = Stream(worker)
+    stream.wait_tokens(N_BEFORE)
+    way.kill()
+    stream.finish()
+    check_equal(len(stream.times), N_TOKENS, "tokens without weightd")
+    os.unlink(site.weightd_socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(site.weightd_socket)
+        silent.listen(4)
+        connection, _ = silent.accept()
+        check_equal(len(Stream(worker).finish().times), N_TOKENS, "tokens beside a silent weightd")
+        connection.close()
+    way.start()
+    check_adopted(site, way, before)
+    wait_leases(site, [worker.pid])
+    way.close()
+
+
+def test_ends_while_it_waits(site):
+    """SIGTERM ends a worker at once, though a weightd that it asks does not answer."""
+    way = Way(site, "workers")
+    way.start()
+    worker = site.worker("demo")
+    way.kill()
+    os.unlink(site.weightd_socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(site.weightd_socket)
+        silent.listen(4)
+        connection, _ = silent.accept()
+        check(connection.recv(4096), "Hello of the worker")
+        start = time.monotonic()
+        worker.stop()
+        seconds = time.monotonic() - start
+        check(seconds < 10, f"it took {seconds:.1f} s, as long as it waits for an answer?")
+        connection.close()
+
+
 def test_pinned_and_loaded_by_client(site):
     """A model that no command line names, in windows of its file and in many of them."""
     for kind in "keeper", "workers":

@@ -120,10 +120,12 @@ static void refuses_another_boot(void **state)
 		struct state_residency *r = g->residencies; \
 		struct state_alloc *a = r->allocs;          \
 		struct state_holder *h = s.holders;         \
+		uint32_t n_residencies = g->n_residencies;  \
 		(void)g, (void)r, (void)a, (void)h;         \
 		change;                                     \
 		pack(&s, &data, &n_bytes);                  \
 		refuse(data, n_bytes, EINVAL, text);        \
+		g->n_residencies = n_residencies;           \
 		state_fini(&s);                             \
 		free(data);                                 \
 	} while (0)
