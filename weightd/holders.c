@@ -125,7 +125,8 @@ uint64_t holders_add_pid(struct holders *h, uint64_t id, int32_t pid, uint64_t s
 	/* Looked at behind pidfd_open: from there on the pid cannot become another's. */
 	if (pidfd < 0 || !start_ticks || process_get_start_ticks(pid) != start_ticks)
 		return 0;
-	return holders_watch(h, id, peer_get_process(pidfd), pid, TAKE_FD(pidfd));
+	uint64_t process = peer_get_process(pidfd);
+	return holders_watch(h, id, process, pid, TAKE_FD(pidfd));
 }
 
 uint64_t holders_add(struct holders *h, struct peer *p)

@@ -45,6 +45,7 @@ struct restart {
 	struct event *tick;
 	uint64_t deadline_ns; /* for those that are waited for */
 	bool has_begun;
+	char boot_id[64];
 	uint64_t last_id;
 	struct restart_generations coming;
 	/* Processes that held something and have not come back: holders[i].generations are those

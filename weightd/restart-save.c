@@ -85,6 +85,7 @@ int restart_new(const char *socket, unsigned n_keep_seconds, struct restart **re
 
 	if (!r)
 		return -ENOMEM;
+	state_get_boot_id(r->boot_id);
 	TAILQ_INIT(&r->coming);
 	TAILQ_INIT(&r->waits);
 	if (asprintf(&r->state_path, "%s.state", socket) < 0)
@@ -228,7 +229,6 @@ void restart_save(struct restart *r)
 {
 	_cleanup_(state_fini)
 	struct state state = {0};
-	char boot_id[64];
 	_cleanup_(cleanup_free)
 	uint8_t *data = NULL;
 	uint64_t n_bytes = 0;
@@ -239,10 +239,9 @@ void restart_save(struct restart *r)
 	for (uint32_t i = r->n_absent; i > 0 && r->are_absent_held; i--)
 		if (process_get_start_ticks(r->absent[i - 1].pid) != r->absent[i - 1].start_ticks)
 			restart_drop_absent(r, i - 1);
-	state_get_boot_id(boot_id);
 	int rc = save_make_state(r, &state);
 	if (rc == 0)
-		rc = state_pack(&state, boot_id, &data, &n_bytes);
+		rc = state_pack(&state, r->boot_id, &data, &n_bytes);
 	if (rc < 0) {
 		save_tell(r, strerror(-rc));
 		return;

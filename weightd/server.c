@@ -58,6 +58,7 @@ struct server {
 	bool has_socket_file; /* and removes it at the end */
 	bool is_ending;       /* a signal came */
 	bool is_executing;    /* it was SIGHUP */
+	bool has_terminal;    /* at the start */
 	bool has_begun;       /* what was left before is taken over: it goes with this one */
 	int spare_fd;       /* given up to accept, and turn away, a peer when no other fd is left */
 	uint32_t n_loading; /* models of the command line */
@@ -286,6 +287,14 @@ static uint64_t server_on_hold(int32_t pid, uint64_t start_ticks, void *userdata
 	return holders_add_pid(s->holders, ++s->last_peer, pid, start_ticks);
 }
 
+static bool server_has_terminal(void)
+{
+	_cleanup_(cleanup_close)
+	int fd = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
+
+	return fd >= 0;
+}
+
 static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 {
 	struct server *s = userdata;
@@ -294,7 +303,8 @@ static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 	/* One that just starts has nothing to hand over, and is the program that was meant. */
 	if (signum == SIGHUP && !s->has_begun)
 		return;
-	s->is_executing = signum == SIGHUP;
+	/* A terminal that was closed says so with the same signal: that is an end. */
+	s->is_executing = signum == SIGHUP && (!s->has_terminal || server_has_terminal());
 	s->is_ending = true;
 	event_base_loopbreak(s->base);
 }
@@ -336,6 +346,7 @@ static int server_init_signals(struct server *s)
 {
 	static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 
+	s->has_terminal = server_has_terminal();
 	s->base = event_base_new();
 	if (!s->base)
 		return -ENOMEM;
@@ -548,7 +559,8 @@ int server_run(
 		rc = server_start_loads(s, ret_err);
 	if (rc < 0)
 		return rc;
-	if (!s->is_ending && event_base_dispatch(s->base) < 0)
+	/* A load of the command line may have failed before there was a loop to break. */
+	if (!s->is_ending && s->code == 0 && event_base_dispatch(s->base) < 0)
 		return err_set(ret_err, EIO, "the event loop failed");
 	if (s->is_executing && s->has_begun && s->code == 0)
 		return server_let_go(s, ret_err, ret_restart);

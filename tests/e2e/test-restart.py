@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightd dies and comes back: nothing is read again, nobody who computes notices."""
 import os
+import pty
+import shutil
 import signal
 import socket
 import statistics
@@ -429,6 +431,59 @@ def test_broken_state(site):
     way.start()
     check_adopted(site, way, before)
     way.close()
+
+
+def need_two_devices(site):
+    """An environment in which the software driver is two devices."""
+    shim = os.environ.get("SECOND_UUID")
+    found = [p for p in ("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json",
+                         "/usr/share/vulkan/icd.d/lvp_icd.json") if os.path.exists(p)]
+    if not shim or not found:
+        raise harness.Skip("no second software device")
+    paths = [os.path.join(site.dir, name) for name in ("a.json", "b.json")]
+    for path in paths:
+        shutil.copy(found[0], path)
+    site.env.update(LD_PRELOAD=shim, VK_DRIVER_FILES=":".join(paths),
+                    VK_ICD_FILENAMES=":".join(paths))
+
+
+def test_two_devices(site):
+    """Each device's memory comes back to it, also when they are named in another order."""
+    need_two_devices(site)
+    place = ["--place", "*=device", "--place", "blk.0.*=staged"]
+    for kind in "keeper", "workers":
+        way = Way(site, kind, ["--device", "0", "--device", "1", *place])
+        way.start()
+        workers = [site.worker("demo", ["--device", d, "--ctx", "256"]) for d in ("0", "1")]
+        before = generation(site)
+        check_equal({a["device"] for a in before["allocations"]}, {1, 2}, "devices")
+        for order in ("0", "1"), ("1", "0"), ("1", "0"), ("0", "1"):
+            for at, device in zip((i for i, x in enumerate(way.argv) if x == "--device"), order):
+                way.argv[at + 1] = device
+            way.kill()
+            way.start()
+            check_adopted(site, way, before)
+            wait_leases(site, [w.pid for w in workers])
+        for worker in workers:
+            check_equal(site.ctl("ask", "Which continent is Chile in?", worker=worker).out,
+                        "Chile is in South America.\n", "an answer")
+        way.close()
+
+
+def test_terminal_is_closed(site):
+    """Its SIGHUP is an end, not an upgrade."""
+    argv = site.weightd_argv()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.execve(argv[0], argv, site.env)
+        finally:
+            os._exit(127)
+    wait_until(lambda: b": ready" in os.read(terminal, 4096), "ready")
+    os.close(terminal)
+    found = wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, "its end")
+    check(found, "it goes on")
+    check(not os.path.exists(site.weightd_socket), "its socket is left")
 
 
 def test_keeper_dies_too(site):
