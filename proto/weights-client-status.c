@@ -220,6 +220,7 @@ static int must_check status_read_generation(
 	g->n_leases = m->n_leases;
 	g->n_tensors = m->n_tensors;
 	g->unmet_bytes = m->unmet_bytes;
+	g->residency = m->residency;
 	int r = status_string("origin", m->origin, ret_err, &g->origin);
 	if (r == 0)
 		r = status_string("path", m->path, ret_err, &g->path);

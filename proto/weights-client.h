@@ -54,6 +54,7 @@ enum weights_client_handle {
 	WEIGHTS_CLIENT_MEMFD = 2,
 	WEIGHTS_CLIENT_FILE = 3,
 	WEIGHTS_CLIENT_DMA_BUF = 4,
+	WEIGHTS_CLIENT_N_HANDLES, /* beyond each of them */
 };
 
 /* Windows of memfds and files start and end at multiples of this; only a file's last may end
@@ -103,6 +104,7 @@ struct weights_client_generation {
 	uint32_t n_leases;
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
+	uint32_t residency;   /* bit d: for weights_client_alloc.device d */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -203,6 +205,14 @@ void weights_client_set_event_fn(
 
 /* Bit h set: acquire may bring enum weights_client_handle h. 0, as at first: opaque fds alone. */
 void weights_client_set_handle_types(struct weights_client *c, uint32_t mask);
+
+/*
+ * The driver refused to import allocation `index` as this enum weights_client_handle: from it on
+ * acquire brings nothing of that type. Told again with a lower index, that one counts; a higher one
+ * changes nothing. -EINVAL: no such type.
+ */
+int must_check weights_client_add_refusal(
+	struct weights_client *c, uint32_t handle_type, uint32_t index);
 
 /* A lease on the newest ready generation; waits while it loads. uuids are 16 bytes each. */
 int must_check weights_client_acquire(struct weights_client *c, const char *model,

@@ -49,6 +49,7 @@
 #define ABI_MATMUL_SPEC_GATHER (ABI_TILE_SPEC_KERNEL + 0) /* 1: row i of x is x[want[i]] */
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
+#define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
 
 /* Which rows a tile of experts has. */
 #define ABI_EXPERTS_ROWS_CHOICE 0 /* one, of one of its experts, which the choice says */

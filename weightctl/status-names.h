@@ -15,4 +15,10 @@ const char *status_names_placement(uint32_t placement); /* enum manifest_placeme
 const char *status_names_handle(uint32_t handle_type);  /* enum weights_client_handle */
 struct status_names_uuid status_names_uuid(const uint8_t uuid[16]);
 
+/* weights_client_generation.residency: "0,1,others" with the numbers of `status`; "-" for none. */
+struct status_names_residency {
+	char text[96];
+};
+struct status_names_residency status_names_residency(uint32_t bits);
+
 #endif

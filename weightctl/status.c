@@ -158,6 +158,19 @@ static void print_weightd(const struct weights_client_status *s)
 	print_sharing(&sharing);
 }
 
+static void print_experts(const struct worker_client_experts *e)
+{
+	double n_wanted = (double)e->n_found + (double)e->n_fetched + (double)e->n_direct;
+
+	if (e->n_slots == 0)
+		return;
+	printf("  experts: %" PRIu64 " slots, %s, ", e->n_slots, figure_bytes(e->n_bytes).text);
+	if (n_wanted > 0)
+		printf("%.1f%% found\n", 100 * (double)e->n_found / n_wanted);
+	else
+		puts("none wanted yet");
+}
+
 static void print_worker(const struct worker_client_status *s)
 {
 	printf("worker %" PRId32 ", up %s: ", s->pid, figure_time(s->uptime_ns).text);
@@ -186,6 +199,7 @@ static void print_worker(const struct worker_client_status *s)
 			s->stream_rows, s->stream_steps,
 			figure_bytes(s->stream_bytes + s->paged_bytes).text,
 			figure_time(s->stream_ns).text, figure_bytes(s->paged_bytes).text);
+	print_experts(&s->experts);
 	for (uint32_t i = 0; i < s->n_roles; i++) {
 		const struct worker_client_role *role = &s->roles[i];
 

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/export.h"
 
 struct err;
 struct peer;
@@ -19,14 +20,16 @@ struct acquire_params {
 	const char *model;
 	const uint8_t *device_uuid; /* [16], the peer's */
 	const uint8_t *driver_uuid; /* [16] */
-	uint32_t handle_types;      /* Acquire's */
+	struct export_importer importer;
 };
 
 /*
  * Begins a lease; the answer (Acquired or Error) goes to the peer at once or when the model has
  * loaded, for its device too. A device that is none of weightd's gets host memory alone, if the
- * peer imports memfds; else -ENODEV with both uuids. -ENOTSUP: the peer takes opaque descriptors
- * only, and there are others. Errors of registry_acquire; -EAGAIN.
+ * peer imports memfds; else -ENODEV with both uuids. Windows of the file that the peer takes as
+ * memfds alone are copied first; where there is no room for that, they are to be read. -ENOTSUP:
+ * the peer takes opaque descriptors only, and there are others. Errors of registry_acquire;
+ * -EAGAIN.
  */
 int must_check acquire_begin(struct service *s, struct peer *p, const struct acquire_params *params,
 	struct err *ret_err);
@@ -37,6 +40,9 @@ void acquire_wake(struct service *s, const char *model, int code, const struct e
 /* The load for the slot's device has failed. */
 void acquire_fail(
 	struct service *s, const char *model, uint32_t slot, int code, const struct err *why);
+
+/* Of a generation, by its data in the registry: see quota_bytes_fn. */
+uint64_t acquire_get_bytes(const void *generation);
 
 /* The peer is about to be freed. */
 void acquire_forget(struct service *s, const struct peer *p);

@@ -274,7 +274,7 @@ int adopt_make_source(const struct adopt *a, struct source_account *account, str
 static int adopt_fill_alloc(const struct state_alloc *from, int fd, const struct source *source,
 	struct export_alloc *to, struct err *ret_err)
 {
-	to->handle = (enum export_handle)from->handle;
+	to->main.handle = (enum export_handle)from->handle;
 	to->n_bytes = from->n_bytes;
 	to->buffer_bytes = from->buffer_bytes;
 	to->memory_type_index = from->memory_type_index;
@@ -282,14 +282,14 @@ static int adopt_fill_alloc(const struct state_alloc *from, int fd, const struct
 	to->placement = from->placement;
 	to->file_offset = from->file_offset;
 	to->is_writable = from->is_writable;
-	to->dev = from->dev;
-	to->inode = from->inode;
-	switch (to->handle) {
-	case EXPORT_MEMFD: to->fd = source_get_memfd(source); break;
-	case EXPORT_FILE: to->fd = source_get_shared_fd(source); break;
-	default: to->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); break;
+	to->main.dev = from->dev;
+	to->main.inode = from->inode;
+	switch (to->main.handle) {
+	case EXPORT_MEMFD: to->main.fd = source_get_memfd(source); break;
+	case EXPORT_FILE: to->main.fd = source_get_shared_fd(source); break;
+	default: to->main.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); break;
 	}
-	if (to->fd < 0)
+	if (to->main.fd < 0)
 		return err_set(ret_err, errno, "descriptor: %s", strerror(errno));
 	return 0;
 }

@@ -17,6 +17,7 @@ struct export;
 struct policy;
 struct source_account;
 struct source;
+struct upload;
 struct vk_device;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
@@ -24,12 +25,15 @@ struct vk_device;
 struct load_abilities {
 	bool imports_memfd;      /* of memfds, read-write */
 	bool imports_file[2][2]; /* of files: [in memory][read-write] */
-	bool exports_host; /* host-visible memory leaves as opaque descriptors, and comes in */
+	/* Host-visible memory leaves as such descriptors, and comes in; dma-bufs are preferred. */
+	bool exports_host_fd;
+	bool exports_host_dma_buf;
 };
 
 struct load_params {
 	struct vk_device
-		*device; /* NULL: for devices that are not weightd's, in host memory alone */
+		*device;     /* NULL: for devices that are not weightd's, in host memory alone */
+	struct upload *ring; /* see fill_params */
 	uint64_t generation;
 	struct source *source;
 	const struct policy *policy;

@@ -12,8 +12,12 @@
 
 #include "vk/memory.h"
 #include "weightd/export.h"
+#include "weightd/fill.h"
+#include "weightd/host-memory.h"
 #include "weightd/load.h"
+#include "weightd/policy.h"
 #include "weightd/source.h"
+#include "weightd/upload.h"
 
 enum {
 	LOADER_PROGRESS_BYTES = 64 << 20,
@@ -22,7 +26,9 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source; /* a reference; NULL: what is adopted is in the result */
+	struct source *source;         /* a reference; NULL: what is adopted is in the result */
+	struct loader_window *windows; /* of a copy, owned; NULL: a load */
+	uint32_t n_windows;
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -42,6 +48,7 @@ struct loader {
 
 	/* The loader thread's. */
 	struct vk_device *device;
+	struct upload *ring; /* of the device; NULL: not made yet */
 	uint64_t progress_bytes;
 	uint64_t progress_ns;
 
@@ -125,8 +132,14 @@ static void loader_lose_device(struct loader *l)
 	}
 	TAILQ_FOREACH(e, &l->live, entry)
 	export_drop_memory(e);
+	l->ring = upload_free(l->ring);
 	l->device = vk_device_free(l->device);
 	pthread_mutex_unlock(&l->mutex);
+}
+
+static int loader_make_ring(struct loader *l, struct err *ret_err)
+{
+	return l->ring ? 0 : fill_new_ring(l->device, ret_err, &l->ring);
 }
 
 static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata)
@@ -173,10 +186,13 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	l->progress_ns = start;
 	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
+	if (rc == 0 && !r->is_foreign && !r->export)
+		rc = loader_make_ring(l, &r->err);
 	if (rc == 0 && r->export) {
 		rc = loader_import(l, r);
 	} else if (rc == 0) {
 		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
+			.ring = r->is_foreign ? NULL : l->ring,
 			.generation = r->generation,
 			.source = job->source,
 			.policy = l->params.policy,
@@ -191,12 +207,54 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		rc = load_run(&params, &r->err, &r->export, &r->refusal);
 	}
 	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
-	if (rc == LOAD_DEVICE_LOST) {
+	if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
 	}
 	job->source = source_unref(job->source);
+	r->code = rc;
+	r->load_ns = loader_now_ns() - start;
+}
+
+/* Windows may overlap by a page; that is not worth telling apart. */
+static int loader_check_room(
+	const struct loader *l, const struct loader_job *job, struct err *ret_err)
+{
+	uint64_t used = atomic_load(&l->params.account->n_staged_bytes), n_bytes = 0;
+	uint64_t room = host_memory_get_free();
+	uint64_t budget = l->params.policy->host_budget;
+	uint64_t left = budget > used ? budget - used : 0;
+
+	if (budget && left < room)
+		room = left;
+	for (uint32_t i = 0; i < job->n_windows; i++)
+		if (__builtin_add_overflow(n_bytes, job->windows[i].n_bytes, &n_bytes))
+			return err_set(ret_err, EOVERFLOW, "copy of the file: its bytes overflow");
+	if (n_bytes > room)
+		return err_set(ret_err, ENOMEM,
+			"copy of the file: wanted %llu bytes of host memory, found %llu",
+			(unsigned long long)n_bytes, (unsigned long long)room);
+	return 0;
+}
+
+static void loader_run_copy(struct loader *l, struct loader_job *job)
+{
+	struct loader_result *r = &job->result;
+	uint64_t start = loader_now_ns();
+	int rc = loader_check_room(l, job, &r->err);
+
+	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
+		rc = source_copy(job->source, job->windows[i].offset, job->windows[i].n_bytes,
+			l->params.use_pread, &r->err);
+		r->loaded_bytes += job->windows[i].n_bytes;
+		if (rc == 0 && atomic_load(&l->is_given_up))
+			rc = err_set(&r->err, ECANCELED, "the copy was given up");
+	}
+	if (rc == 0)
+		rc = source_check(job->source, &r->err);
+	job->source = source_unref(job->source);
+	r->kind = LOADER_COPIED;
 	r->code = rc;
 	r->load_ns = loader_now_ns() - start;
 }
@@ -225,7 +283,10 @@ static bool loader_step(struct loader *l)
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);
-		loader_run_job(l, job, used, &abilities);
+		if (job->windows)
+			loader_run_copy(l, job);
+		else
+			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
 		l->running = 0;
 		if (job->result.export)
@@ -259,6 +320,14 @@ static void *loader_main(void *userdata)
 		loader_update_heaps(l);
 	}
 	pthread_cond_broadcast(&l->cond);
+	if (rc == 0) {
+		/* Before anybody waits for it; a load that finds none tries again and says why. */
+		pthread_mutex_unlock(&l->mutex);
+		struct err unsaid = ERR_NULL;
+		int ring_rc = loader_make_ring(l, &unsaid);
+		(void)ring_rc;
+		pthread_mutex_lock(&l->mutex);
+	}
 	while (rc == 0) {
 		if (loader_step(l))
 			continue;
@@ -273,6 +342,7 @@ static void *loader_main(void *userdata)
 		TAILQ_REMOVE(&l->live, e, entry);
 		export_free(e);
 	}
+	l->ring = upload_free(l->ring);
 	l->device = vk_device_free(l->device);
 	return NULL;
 }
@@ -338,6 +408,7 @@ static void loader_free_jobs(struct loader_jobs *jobs, bool is_waiting)
 		source_unref(job->source);
 		if (is_waiting)
 			export_free(job->result.export);
+		free(job->windows);
 		free(job);
 	}
 }
@@ -395,7 +466,8 @@ void loader_set_probe(struct loader *l, const struct vk_probe *probe)
 		.imports_memfd = k[VK_PROBE_MEMFD].is_ok,
 		.imports_file = {{k[VK_PROBE_DISK_READ_ONLY].is_ok, k[VK_PROBE_DISK].is_ok},
 			{k[VK_PROBE_TMPFS_READ_ONLY].is_ok, k[VK_PROBE_TMPFS].is_ok}},
-		.exports_host = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_fd = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_dma_buf = k[VK_PROBE_DMA_BUF_HOST].is_ok,
 	};
 	pthread_mutex_unlock(&l->mutex);
 }
@@ -405,17 +477,9 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-/* Either a source or an export. */
-static int loader_add_job(struct loader *l, uint64_t generation, struct source *source,
-	struct export *e, bool is_foreign, struct err *ret_err)
+static int loader_add_job(
+	struct loader *l, struct loader_job *job, struct source *source, struct err *ret_err)
 {
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->result.generation = generation;
-	job->result.is_foreign = is_foreign;
-	job->result.export = e;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
@@ -427,6 +491,7 @@ static int loader_add_job(struct loader *l, uint64_t generation, struct source *
 	pthread_mutex_unlock(&l->mutex);
 	if (!is_full)
 		return 0;
+	free(job->windows);
 	free(job);
 	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
 }
@@ -434,13 +499,44 @@ static int loader_add_job(struct loader *l, uint64_t generation, struct source *
 int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
 	struct err *ret_err)
 {
-	return loader_add_job(l, generation, source, NULL, is_foreign, ret_err);
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->result.generation = generation;
+	job->result.is_foreign = is_foreign;
+	return loader_add_job(l, job, source, ret_err);
 }
 
 int loader_adopt(struct loader *l, uint64_t generation, struct export *e, bool is_foreign,
 	struct err *ret_err)
 {
-	return loader_add_job(l, generation, NULL, e, is_foreign, ret_err);
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->result.generation = generation;
+	job->result.is_foreign = is_foreign;
+	job->result.export = e;
+	return loader_add_job(l, job, NULL, ret_err);
+}
+
+int loader_copy(struct loader *l, uint64_t generation, struct source *source,
+	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->windows = calloc(n_windows, sizeof(*windows));
+	if (!job->windows) {
+		free(job);
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	}
+	memcpy(job->windows, windows, n_windows * sizeof(*windows));
+	job->n_windows = n_windows;
+	job->result.generation = generation;
+	return loader_add_job(l, job, source, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -456,7 +552,7 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	if (job) {
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
-		job->result.kind = LOADER_FAILED;
+		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;
 		job->result.code = err_set(&job->result.err, ECANCELED, "the load was given up");
 		TAILQ_INSERT_TAIL(&l->done, job, entry);
 		loader_tell(l);
@@ -494,8 +590,10 @@ bool loader_take_result(struct loader *l, struct loader_result *ret_result)
 		is_there = false;
 	}
 	pthread_mutex_unlock(&l->mutex);
-	if (job)
+	if (job) {
 		source_unref(job->source);
+		free(job->windows);
+	}
 	free(job);
 	return is_there;
 }

@@ -74,6 +74,17 @@ int must_check loader_load(struct loader *l, uint64_t generation, struct source 
  */
 int must_check loader_adopt(struct loader *l, uint64_t generation, struct export *e,
 	bool is_foreign, struct err *ret_err);
+struct loader_window {
+	uint64_t offset; /* in the file */
+	uint64_t n_bytes;
+};
+
+/*
+ * Copies windows of the model file into source's copy, within the policy's host budget and what
+ * memory is free: its result is LOADER_COPIED. windows are copied. Errors of loader_load.
+ */
+int must_check loader_copy(struct loader *l, uint64_t generation, struct source *source,
+	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err);
 
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
@@ -85,6 +96,7 @@ enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
 	LOADER_READY,    /* export is the caller's, for loader_release */
 	LOADER_FAILED,   /* code < 0 and err */
+	LOADER_COPIED,   /* code and err: 0, or < 0 when nothing can be used of it */
 	LOADER_LOST, /* failed, for the device is gone, and with it what all exports had there */
 };
 

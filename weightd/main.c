@@ -13,6 +13,7 @@
 #include "proto/util/log.h"
 #include "proto/weights-client.h"
 #include "vk/probe.h"
+#include "weightd/access.h"
 #include "weightd/keeper.h"
 #include "weightd/policy.h"
 #include "weightd/registry.h"
@@ -31,6 +32,17 @@ static const char usage[] =
 	"  --socket PATH             where it listens; default $WEIGHTD_SOCKET, else\n"
 	"                            $XDG_RUNTIME_DIR/weightd.sock, else " MAIN_RUN_DIR
 	"/weightd.sock\n"
+	"  --listen PATH[,OPTION...] a further socket, for a tenant; may be repeated\n"
+	"      models=A+B            shows these alone (names, or patterns of a shell); default "
+	"all\n"
+	"      uids=0+1000, gids=... who may connect, beside the file's permissions: one of the\n"
+	"                            uids, or a member of one of the groups\n"
+	"      leases=N              at most that many at a time\n"
+	"      bytes=BYTES           of weights (each model once) and reservations at a time\n"
+	"      requests=N            a second; what comes faster waits\n"
+	"      connections=N, uid-connections=N  at a time, and of one uid\n"
+	"      control=yes|no        may load, unload, pin, verify, see others; default no\n"
+	"      mode=0660             of the socket's file\n"
 	"  --model NAME=FILE         load FILE (GGUF) as NAME before it is ready; may be repeated\n"
 	"  --device DEVICE           auto (discrete, then integrated, then software), software,\n"
 	"                            an index or a UUID; default auto. Several: the first is the\n"
@@ -70,6 +82,8 @@ static const char usage[] =
 
 struct options {
 	char socket[256];
+	uint32_t n_listens;
+	struct access listens[SERVER_MAX_LISTENS];
 	const char *devices[SERVICE_MAX_DEVICES];
 	uint32_t n_devices;
 	struct policy policy;
@@ -87,6 +101,7 @@ struct options {
 /* What getopt_long returns for options that have no letter. */
 enum option_id {
 	OPTION_SOCKET = 256,
+	OPTION_LISTEN,
 	OPTION_MODEL,
 	OPTION_DEVICE,
 	OPTION_PLACE,
@@ -170,6 +185,11 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 				sizeof(o->socket) - 1);
 		strcpy(o->socket, value);
 		return 0;
+	case OPTION_LISTEN:
+		if (o->n_listens == SERVER_MAX_LISTENS)
+			return err_set(ret_err, EINVAL, "--listen: expected at most %d",
+				SERVER_MAX_LISTENS);
+		return access_parse(value, ret_err, &o->listens[o->n_listens++]);
 	case OPTION_MODEL: return parse_model(o, value, ret_err);
 	case OPTION_DEVICE:
 		return add_text(
@@ -194,6 +214,7 @@ static int parse_options(int argc, char **argv, struct options *o)
 {
 	static const struct option table[] = {
 		{"socket", required_argument, NULL, OPTION_SOCKET},
+		{"listen", required_argument, NULL, OPTION_LISTEN},
 		{"model", required_argument, NULL, OPTION_MODEL},
 		{"device", required_argument, NULL, OPTION_DEVICE},
 		{"place", required_argument, NULL, OPTION_PLACE},
@@ -305,6 +326,8 @@ static void free_arguments(char **copy)
 static int run(struct options *o, const char *program, char **arguments, struct err *ret_err)
 {
 	const struct server_params params = {.socket = o->socket,
+		.listens = o->listens,
+		.n_listens = o->n_listens,
 		.devices = o->devices,
 		.n_devices = o->n_devices,
 		.policy = &o->policy,

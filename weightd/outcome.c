@@ -181,6 +181,31 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 	acquire_fail(s, model, slot, r->code, &err);
 }
 
+/* Windows of the file were copied for who does not take them from there; it takes memory. */
+static void outcome_on_copied(struct service *s, const struct registry_generation *g, uint32_t slot,
+	const struct loader_result *r)
+{
+	struct service_residency *residency =
+		&((struct service_generation *)g->data)->residencies[slot];
+	char model[REGISTRY_NAME_MAX + 1];
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	residency->is_copying = false;
+	if (r->code == 0) {
+		residency->export->copied_from = residency->copy_from;
+		log_info("model %s: generation %llu: %llu bytes of pinned weights were copied to "
+			 "host memory for a worker that does not import the file's pages, %.3f s",
+			model, (unsigned long long)g->id, (unsigned long long)r->loaded_bytes,
+			(double)r->load_ns / 1e9);
+	} else {
+		residency->has_no_copy = true;
+		log_warn("model %s: generation %llu: a worker does not import the file's pages and "
+			 "will copy them itself: %s",
+			model, (unsigned long long)g->id, r->err.text);
+	}
+	acquire_wake(s, model, 0, NULL);
+}
+
 static void outcome_take(struct service *s, uint32_t i, const struct loader_result *r)
 {
 	struct registry_generation *g = registry_find(s->registry, r->generation);
@@ -188,6 +213,11 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 
 	if (!g && restart_take_result(s->restart, i, r))
 		return;
+	if (r->kind == LOADER_COPIED) {
+		if (g && ((struct service_generation *)g->data)->residencies[slot].export)
+			outcome_on_copied(s, g, slot, r);
+		return;
+	}
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -204,6 +234,7 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_COPIED: break; /* not of what is being filled */
 	}
 }
 

@@ -27,13 +27,19 @@ struct state_generation *record_add_generation(struct state *state, uint64_t id)
 	return &rows[at];
 }
 
-int record_add_holder(
-	struct state *state, int32_t pid, uint64_t start_ticks, uint32_t uid, uint64_t generation)
+/* What one process had by two sockets are two rows, as they are charged apart. */
+static bool record_is_same(const struct state_holder *a, const struct state_holder *b)
+{
+	return a->pid > 0 && a->pid == b->pid && a->start_ticks == b->start_ticks &&
+	       a->socket == b->socket;
+}
+
+int record_add_holder(struct state *state, const struct state_holder *who, uint64_t generation)
 {
 	struct state_holder *h = NULL;
 
-	for (uint32_t i = 0; i < state->n_holders && pid > 0; i++)
-		if (state->holders[i].pid == pid && state->holders[i].start_ticks == start_ticks)
+	for (uint32_t i = 0; i < state->n_holders && !h; i++)
+		if (record_is_same(&state->holders[i], who))
 			h = &state->holders[i];
 	if (!h) {
 		/* More than a reader takes are not recorded: they are not waited for. */
@@ -45,7 +51,9 @@ int record_add_holder(
 			return -ENOMEM;
 		state->holders = rows;
 		h = &rows[state->n_holders++];
-		*h = (struct state_holder){.pid = pid, .start_ticks = start_ticks, .uid = uid};
+		*h = *who;
+		h->n_generations = 0;
+		h->generations = NULL;
 	}
 	for (uint32_t i = 0; i < h->n_generations; i++)
 		if (h->generations[i] == generation)
@@ -62,7 +70,7 @@ int record_add_holder(
 
 static void record_alloc(const struct export_alloc *from, struct state_alloc *to)
 {
-	*to = (struct state_alloc){.handle = from->handle,
+	*to = (struct state_alloc){.handle = from->main.handle,
 		.n_bytes = from->n_bytes,
 		.buffer_bytes = from->buffer_bytes,
 		.memory_type_index = from->memory_type_index,
@@ -70,8 +78,8 @@ static void record_alloc(const struct export_alloc *from, struct state_alloc *to
 		.placement = from->placement,
 		.file_offset = from->file_offset,
 		.is_writable = from->is_writable,
-		.dev = from->dev,
-		.inode = from->inode};
+		.dev = from->main.dev,
+		.inode = from->main.inode};
 }
 
 static int record_residency(
@@ -184,9 +192,13 @@ int record_add(const struct service *s, struct state *state)
 		const struct peer *p =
 			l->is_hold ? NULL : peer_find(service_get_params(s)->peers, l->peer);
 		int rc = 0;
-		if (p && record_is_kept(registry_find(registry, l->generation)))
-			rc = record_add_holder(
-				state, p->pid, p->start_ticks, p->uid, l->generation);
+		if (p && record_is_kept(registry_find(registry, l->generation))) {
+			const struct state_holder who = {.pid = p->pid,
+				.start_ticks = p->start_ticks,
+				.uid = p->uid,
+				.socket = peer_get_socket(p->id)};
+			rc = record_add_holder(state, &who, l->generation);
+		}
 		if (rc < 0)
 			return rc;
 	}
@@ -216,7 +228,7 @@ void record_visit(const struct service *s, record_fn fn, void *userdata)
 			name.kind = STASH_ALLOC;
 			for (name.index = 0; name.index < e->n_allocs; name.index++)
 				if (export_has_memory(&e->allocs[name.index]))
-					fn(&name, e->allocs[name.index].fd, userdata);
+					fn(&name, e->allocs[name.index].main.fd, userdata);
 		}
 	}
 }

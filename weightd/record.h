@@ -21,9 +21,10 @@ int must_check record_add(const struct service *s, struct state *state);
 typedef void (*record_fn)(const struct stash_name *name, int fd, void *userdata);
 void record_visit(const struct service *s, record_fn fn, void *userdata);
 
-/* A further holder of a generation: one more row, or one more id in the row of its process. */
+/* A further holder of a generation, as who but for its list of them: one more row, or one more id
+ * in the row of its process. */
 int must_check record_add_holder(
-	struct state *state, int32_t pid, uint64_t start_ticks, uint32_t uid, uint64_t generation);
+	struct state *state, const struct state_holder *who, uint64_t generation);
 
 /* Room for a further generation, zeroed, at the place where ids rise. NULL without memory. */
 struct state_generation *record_add_generation(struct state *state, uint64_t id);

@@ -188,8 +188,7 @@ static int save_make_state(struct restart *r, struct state *state)
 	for (uint32_t i = 0; i < r->n_absent; i++) {
 		const struct state_holder *h = &r->absent[i];
 		for (uint32_t k = 0; k < h->n_generations && rc == 0; k++)
-			rc = record_add_holder(
-				state, h->pid, h->start_ticks, h->uid, h->generations[k]);
+			rc = record_add_holder(state, h, h->generations[k]);
 	}
 	if (state->last_id > r->last_id)
 		r->last_id = state->last_id;

@@ -92,7 +92,8 @@ static bool restart_is_missed(const struct restart *r, uint64_t generation)
 
 static bool restart_is_of(const struct state_holder *h, const struct peer *p)
 {
-	return h->pid == p->pid && h->start_ticks == p->start_ticks && h->uid == p->uid;
+	return h->pid == p->pid && h->start_ticks == p->start_ticks && h->uid == p->uid &&
+	       h->socket == peer_get_socket(p->id);
 }
 
 bool restart_is_holder(const struct restart *r, const struct peer *p, uint64_t generation)
@@ -371,7 +372,7 @@ static void restart_hold_absent(struct restart *r)
 		const struct state_holder *h = &r->absent[i];
 		uint64_t id = r->service->params->hold_fn
 				      ? r->service->params->hold_fn(h->pid, h->start_ticks,
-						r->service->params->userdata)
+						h->socket, r->service->params->userdata)
 				      : 0;
 		for (uint32_t k = 0; k < h->n_generations && id; k++)
 			if (registry_resume(

@@ -7,12 +7,15 @@
 
 #include "proto/fdlist.h"
 #include "proto/util/err.h"
+#include "weightd/acquire.h"
 #include "weightd/export.h"
 #include "weightd/peer.h"
+#include "weightd/quota.h"
 #include "weightd/registry.h"
 #include "weightd/restart.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 
 /* The manifest of any of its devices: which one it was for does not matter to the lease. */
 static bool resume_has_manifest(const struct service *s, const struct registry_generation *g,
@@ -39,7 +42,12 @@ static int resume_lease(
 		return err_set(ret_err, ENOENT,
 			"generation %llu of model %.64s is another one by now",
 			(unsigned long long)params->generation, params->model);
-	int rc = registry_resume(s->registry, params->generation, p->id, service_now_ns(), ret_err);
+	int rc = g ? quota_check_lease(s->registry, s->params->peers, p, params->generation,
+			     acquire_get_bytes, ret_err)
+		   : 0;
+	if (rc == 0)
+		rc = registry_resume(
+			s->registry, params->generation, p->id, service_now_ns(), ret_err);
 	if (rc < 0)
 		return rc;
 	restart_on_return(s->restart, p, params->generation);
@@ -81,8 +89,10 @@ int resume_handle(struct service *s, struct peer *p, const struct resume_params 
 	struct fdlist *fds, struct err *ret_err)
 {
 	enum restart_where where = restart_find(s->restart, params->generation);
-	int rc = 0;
+	int rc = shown_check(s->registry, p, params->model, ret_err);
 
+	if (rc < 0)
+		return rc;
 	/* What comes too late is closed with the packet. The last of several is answered. */
 	if (where == RESTART_NOWHERE)
 		return params->more ? 0 : resume_lease(s, p, params, ret_err);

@@ -11,6 +11,7 @@
 
 struct err;
 struct export;
+struct export_importer;
 struct peer;
 struct service;
 
@@ -23,11 +24,11 @@ void rpc_reply_resumed(
 	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors);
 
 /*
- * The peer has a lease on the generation: its descriptors are lent to the queue. handle_types:
- * Acquire's, for which every allocation has an offer.
+ * The peer has a lease on the generation: its descriptors are lent to the queue. importer: the
+ * peer's, for which every allocation has an offer.
  */
 void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
-	const struct export *e, uint32_t handle_types);
+	const struct export *e, const struct export_importer *importer);
 
 /* The manifest and what the allocations are. */
 void rpc_reply_described(

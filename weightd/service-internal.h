@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "weightd/export.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service.h"
@@ -17,7 +18,7 @@ struct service_wait {
 	uint64_t request;
 	char model[REGISTRY_NAME_MAX + 1];
 	uint32_t slot; /* of service_generation.residencies */
-	uint32_t handle_types;
+	struct export_importer importer;
 	TAILQ_ENTRY(service_wait) entry;
 };
 

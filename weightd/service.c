@@ -13,6 +13,7 @@
 #include "weightd/loader.h"
 #include "weightd/restart.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 uint64_t service_now_ns(void)
@@ -95,7 +96,7 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->is_watching)
+	if (p->is_watching && shown_event(p, event->model, event->pid))
 		rpc_reply_event(p, event);
 }
 

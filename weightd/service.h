@@ -27,6 +27,9 @@ enum { SERVICE_MAX_PATH_BYTES = 1024, SERVICE_MAX_DEVICES = 16 };
 struct service_residency {
 	struct export *export; /* NULL: not there */
 	bool is_loading;       /* on demand; the first load is the registry's matter */
+	bool is_copying;       /* windows of the file, for importers that do not take them */
+	bool has_no_copy;      /* it failed once: there was no room */
+	uint32_t copy_from;    /* the first window that is copied */
 };
 
 /* A generation's data in the registry. */
@@ -49,8 +52,10 @@ struct service_generation {
 /* A load of the command line has ended: code 0, or < 0 with the sentence. */
 typedef void (*service_own_fn)(int code, const struct err *err, void *userdata);
 
-/* Watches a process for service_exit, under the id that is returned; 0: it is gone or cannot be. */
-typedef uint64_t (*service_hold_fn)(int32_t pid, uint64_t start_ticks, void *userdata);
+/* socket: peer_get_socket. Watches a process for service_exit, under the id that is returned; 0: it
+ * is gone or cannot be. */
+typedef uint64_t (*service_hold_fn)(
+	int32_t pid, uint64_t start_ticks, uint32_t socket, void *userdata);
 
 /* All borrowed while the service lives. */
 struct service_params {

@@ -156,6 +156,7 @@ static void pack_all(struct pack *p, const struct state *s)
 		m->pid = h->pid;
 		m->start_ticks = h->start_ticks;
 		m->uid = h->uid;
+		m->socket = h->socket;
 		m->n_generations = h->n_generations;
 		m->generations = h->generations;
 	}

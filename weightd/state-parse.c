@@ -277,6 +277,7 @@ static int parse_holders(const Wdstate__State *m, struct err *ret_err, struct st
 		h->pid = row->pid;
 		h->start_ticks = row->start_ticks;
 		h->uid = row->uid;
+		h->socket = row->socket;
 		h->generations = calloc(row->n_generations, sizeof(*h->generations));
 		if (!h->generations)
 			return parse_refuse_memory(ret_err);

@@ -89,6 +89,7 @@ struct state_holder {
 	int32_t pid;
 	uint64_t start_ticks;
 	uint32_t uid;
+	uint32_t socket; /* peer_get_socket */
 	uint32_t n_generations;
 	uint64_t *generations;
 };

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
@@ -20,6 +21,7 @@
 enum {
 	DEFAULT_CTX = 4096,
 	DEFAULT_CHUNK = 256,
+	MAX_REFUSALS = 4, /* that are taken at their word; another moves all */
 };
 
 static int worker_open_device(struct worker *w, const struct options *o, struct err *ret_err)
@@ -82,12 +84,26 @@ static bool worker_has_host_memory(const struct worker *w)
 	return false;
 }
 
+static uint64_t worker_get_expert_cache_bytes(const struct options *o)
+{
+	switch (o->expert_cache) {
+	case OPTIONS_EXPERT_CACHE_OFF: return 0;
+	case OPTIONS_EXPERT_CACHE_BYTES: return o->expert_cache_bytes;
+	case OPTIONS_EXPERT_CACHE_AUTO: break;
+	}
+	return EXPERT_CACHE_AUTO;
+}
+
 /* The chunk that was asked for, or less where the device has no memory for it. */
 static int worker_make_plan(struct worker *w, const struct options *o, struct err *ret_err)
 {
 	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
 	uint32_t n_rows = n_asked;
-	struct plan_params params = {.n_logit_rows = o->n_sessions, .stream_rows = o->stream_rows};
+	struct plan_params params = {
+		.n_logit_rows = o->n_sessions,
+		.stream_rows = o->stream_rows,
+		.n_expert_cache_bytes = worker_get_expert_cache_bytes(o),
+	};
 	int r;
 
 	if (!params.stream_rows && !worker_has_host_memory(w))
@@ -169,9 +185,17 @@ static uint32_t worker_get_handle_types(const struct vk_device *d)
 	return types;
 }
 
+/* What this attach has come to know of the driver. */
+struct worker_refusals {
+	uint32_t n;
+	uint32_t first[WEIGHTS_CLIENT_N_HANDLES]; /* index of the allocation; UINT32_MAX: none */
+	bool is_in_order;                         /* one import after the other */
+};
+
 /* One connection, one device, one lease. */
-static int worker_try_attach(struct worker *w, const struct options *o, uint32_t refused_types,
-	struct err *ret_err, uint32_t *ret_refused)
+static int worker_try_attach(struct worker *w, const struct options *o,
+	const struct worker_refusals *refusals, struct err *ret_err,
+	struct weights_refusal *ret_refusal)
 {
 	int r = weights_client_new(o->weights, WEIGHTS_CLIENT_WORKER, ret_err, &w->weightd);
 
@@ -182,9 +206,20 @@ static int worker_try_attach(struct worker *w, const struct options *o, uint32_t
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
-	w->handle_types = worker_get_handle_types(w->device) & ~refused_types;
+	w->handle_types = worker_get_handle_types(w->device);
 	weights_client_set_handle_types(w->weightd, w->handle_types);
-	return weights_attach(w->weightd, w->device, o->model, ret_err, ret_refused, &w->weights);
+	for (uint32_t type = 1; type < WEIGHTS_CLIENT_N_HANDLES && !r; type++)
+		if (refusals->first[type] != UINT32_MAX)
+			r = weights_client_add_refusal(w->weightd, type, refusals->first[type]);
+	if (r)
+		return r;
+	const struct weights_attach_params params = {
+		.client = w->weightd,
+		.device = w->device,
+		.model = o->model,
+		.n_threads = refusals->is_in_order ? 1 : 0,
+	};
+	return weights_attach(&params, ret_err, ret_refusal, &w->weights);
 }
 
 /* The slow placement is never silent. */
@@ -198,28 +233,60 @@ static void worker_say_paged(const struct worker *w)
 			n_bytes, w->weights->n_bytes);
 }
 
+/* why: the driver's error. */
+static int worker_note_refusal(struct worker_refusals *refusals, const struct weights_refusal *r,
+	const char *why, struct err *ret_err)
+{
+	static const char *const names[WEIGHTS_CLIENT_N_HANDLES] = {
+		[WEIGHTS_CLIENT_OPAQUE_FD] = "opaque descriptors",
+		[WEIGHTS_CLIENT_MEMFD] = "pages of a memfd",
+		[WEIGHTS_CLIENT_FILE] = "pages of a file",
+		[WEIGHTS_CLIENT_DMA_BUF] = "dma-bufs",
+	};
+
+	if (r->handle_type == 0 || r->handle_type >= WEIGHTS_CLIENT_N_HANDLES ||
+		r->index >= refusals->first[r->handle_type])
+		return err_set(ret_err, EIO,
+			"allocation %" PRIu32 ": handle type %" PRIu32
+			" was refused and came again",
+			r->index, r->handle_type);
+	/* A driver that refuses ever earlier windows is not to make all of them anew each time. */
+	uint32_t index = ++refusals->n < MAX_REFUSALS ? r->index : 0;
+
+	refusals->first[r->handle_type] = index;
+	log_warn("%s; the weights are taken again, from allocation %" PRIu32 " on not as %s", why,
+		index, names[r->handle_type]);
+	return 0;
+}
+
 /*
  * A refused import poisons the device on some drivers: everything that came later would fail too.
- * So all is made anew, with a lease that asks for nothing of the kind that was refused.
+ * So all is made anew, with a lease that leaves out what was refused and what is behind it. Which
+ * allocation that is tells a second try, in order, where the first had several under way.
  */
 static int worker_attach(struct worker *w, const struct options *o, struct err *ret_err)
 {
-	uint32_t refused_types = 0, refused;
+	struct worker_refusals refusals = {0};
+	struct weights_refusal refusal;
 
+	memset(refusals.first, 0xff, sizeof(refusals.first));
 	for (;;) {
-		int r = worker_try_attach(w, o, refused_types, ret_err, &refused);
+		int r = worker_try_attach(w, o, &refusals, ret_err, &refusal);
 
 		if (r != WEIGHTS_REFUSED)
 			return r;
-		if (refused >= 32 || refused_types >> refused & 1)
-			return err_set(ret_err, EIO,
-				"handle type %" PRIu32 " was refused and came again", refused);
-		log_warn("%s; the weights are taken again without handle type %" PRIu32,
-			ret_err->text, refused);
-		refused_types |= 1u << refused;
+		const struct err why = *ret_err;
+		*ret_err = ERR_NULL;
+		if (refusal.is_exact) {
+			r = worker_note_refusal(&refusals, &refusal, why.text, ret_err);
+			if (r)
+				return r;
+		} else {
+			log_debug("%s; they are imported again, one after the other", why.text);
+		}
+		refusals.is_in_order = true;
 		w->device = vk_device_free(w->device);
 		w->weightd = weights_client_free(w->weightd);
-		*ret_err = ERR_NULL;
 	}
 }
 

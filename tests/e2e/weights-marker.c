@@ -78,11 +78,13 @@ static void mark(struct weights_client *client, const char *model, const char *t
 	struct vk_device *d = open_device();
 	struct weights *w = NULL;
 	struct vk_memory *host = NULL;
-	uint32_t refused;
+	const struct weights_attach_params attach = {
+		.client = client, .device = d, .model = model, .n_threads = 1};
+	struct weights_refusal refusal;
 	void *bytes;
 
 	weights_client_set_handle_types(client, UINT32_C(0x6));
-	check(weights_attach(client, d, model, &e, &refused, &w), "attach");
+	check(weights_attach(&attach, &e, &refusal, &w), "attach");
 	const struct manifest_tensor *t = find_gap(w->manifest);
 	const struct weights_alloc *a = &w->allocs[t->alloc];
 	check(vk_memory_new(d, &io, &e, &host), "memory");

@@ -94,7 +94,7 @@ static inline void state_sample(struct state *s)
 	s->holders[0].generations = state_sample_alloc(2 * sizeof(uint64_t));
 	s->holders[0].generations[0] = 4;
 	s->holders[0].generations[1] = 12;
-	s->holders[1] = (struct state_holder){.uid = 5, .n_generations = 1};
+	s->holders[1] = (struct state_holder){.uid = 5, .socket = 3, .n_generations = 1};
 	s->holders[1].generations = state_sample_alloc(sizeof(uint64_t));
 	s->holders[1].generations[0] = 12;
 }

@@ -246,13 +246,13 @@ static void makes_what_a_load_made(void **state)
 	assert_int_equal(e->device_bytes, 5000);
 	assert_int_equal(e->n_sums_bytes, 4);
 	assert_memory_equal(e->sums, "sums", 4);
-	assert_int_equal(e->allocs[0].handle, EXPORT_MEMFD);
+	assert_int_equal(e->allocs[0].main.handle, EXPORT_MEMFD);
 	assert_int_equal(e->allocs[0].file_offset, 4096);
-	assert_int_equal(e->allocs[0].fd, source_get_memfd(source));
+	assert_int_equal(e->allocs[0].main.fd, source_get_memfd(source));
 	assert_int_equal(e->allocs[1].memory_type_index, 7);
 	assert_true(e->allocs[1].is_dedicated);
 	struct stat st;
-	assert_int_equal(fstat(e->allocs[1].fd, &st), 0);
+	assert_int_equal(fstat(e->allocs[1].main.fd, &st), 0);
 	assert_int_equal(st.st_ino, file_of(l.memory).inode);
 	free(bits);
 	export_free(e);

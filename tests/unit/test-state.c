@@ -56,6 +56,7 @@ static void comes_back(void **state)
 	assert_int_equal(t.holders[0].start_ticks, 123456);
 	assert_int_equal(t.holders[0].uid, 1000);
 	assert_int_equal(t.holders[0].generations[1], 12);
+	assert_int_equal(t.holders[1].socket, 3);
 	state_fini(&s);
 	state_fini(&t);
 	free(data);

@@ -26,6 +26,7 @@ static void fill_status(Wd__Status *s, Wd__Device *device, Wd__Model *model, Wd_
 	generation.state = WD__GENERATION_STATE__GENERATION_STATE_READY;
 	generation.origin = (char *)"loaded";
 	generation.weights_bytes = 10;
+	generation.residency = 5;
 	generation.n_allocations = 1;
 	generation.allocations = allocs;
 	wd__model__init(model);
@@ -98,6 +99,7 @@ static void reads_status(void **state)
 	weights_peer_reply(3, WD__REPLY__BODY_MODELS, &list, NULL);
 	assert_int_equal(weights_client_list(c, &e, &s), 0);
 	assert_int_equal(s.n_models, 1);
+	assert_int_equal(s.models[0].generations[0].residency, 5);
 	assert_int_equal(s.n_peers, 0);
 	weights_client_status_fini(&s);
 	weights_peer_close(c);

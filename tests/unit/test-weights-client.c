@@ -64,6 +64,22 @@ static void passes_on_a_refused_hello(void **state)
 	assert_null(c);
 }
 
+/* It was let go before it could say Hello, and still knows why. */
+static void passes_on_a_refused_connection(void **state)
+{
+	struct weights_client *c = NULL;
+	struct err e = ERR_NULL;
+	int fd;
+
+	(void)state;
+	weights_peer_open(&fd);
+	weights_peer_done(7, 1);
+	weights_peer_error(0, EACCES, "not for uid 7");
+	close(weights_peer);
+	assert_int_equal(weights_client_new_connected(fd, WEIGHTS_CLIENT_CONTROL, &e, &c), -EACCES);
+	assert_string_equal(e.text, "not for uid 7");
+}
+
 static void refuses_a_bad_device(void **state)
 {
 	(void)state;
@@ -313,6 +329,44 @@ static void accepts_other_handles(void **state)
 		weights_client_acquired_fini(&a);
 		weights_peer_close(c);
 	}
+}
+
+/* Acquire says what was refused: of each handle type the lowest index, and nothing before. */
+static void tells_refusals(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct lease_packet packet = {
+		.id = 2, .generation = 5, .n_allocs = 1, .has_manifest = true};
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+	struct fdlist fds;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		packet.id = 2 + i;
+		send_lease(&packet);
+		if (weights_client_acquire(c, "m", weights_peer_uuid, weights_peer_uuid, &e, &a))
+			fail_msg("%s", e.text);
+		Wd__Request *r = weights_peer_take(&fds);
+		assert_int_equal(r->acquire->n_refusals, 2 * i);
+		if (i == 1) {
+			assert_int_equal(
+				r->acquire->refusals[0]->handle_type, WEIGHTS_CLIENT_MEMFD);
+			assert_int_equal(r->acquire->refusals[0]->index, 0);
+			assert_int_equal(r->acquire->refusals[1]->handle_type, WEIGHTS_CLIENT_FILE);
+			assert_int_equal(r->acquire->refusals[1]->index, 17);
+		}
+		wd__request__free_unpacked(r, NULL);
+		weights_client_acquired_fini(&a);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 17), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 18), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 9), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 0), 0);
+		assert_int_equal(weights_client_add_refusal(c, 0, 1), -EINVAL);
+		assert_int_equal(
+			weights_client_add_refusal(c, WEIGHTS_CLIENT_N_HANDLES, 1), -EINVAL);
+	}
+	weights_peer_close(c);
 }
 
 static void describes(void **state)
@@ -698,10 +752,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(says_hello),
 		CASE(passes_on_a_refused_hello),
+		CASE(passes_on_a_refused_connection),
 		CASE(refuses_a_bad_device),
 		CASE(acquires_over_several_packets),
 		CASE(refuses_a_broken_lease),
 		CASE(accepts_other_handles),
+		CASE(tells_refusals),
 		CASE(describes),
 		CASE(refuses_a_broken_second_packet),
 		CASE(refuses_broken_packets),
