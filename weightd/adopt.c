@@ -25,13 +25,16 @@ int adopt_new(struct state_generation *record, struct adopt **ret_adopt)
 		uint32_t n = record->residencies[i].n_allocs;
 		a->residencies[i].manifest_fd = -1;
 		a->residencies[i].fds = malloc(n * sizeof(int));
-		is_full = a->residencies[i].fds;
+		a->residencies[i].opaques = malloc(n * sizeof(int));
+		is_full = a->residencies[i].fds && a->residencies[i].opaques;
 		for (uint32_t k = 0; k < n && is_full; k++)
-			a->residencies[i].fds[k] = -1;
+			a->residencies[i].fds[k] = a->residencies[i].opaques[k] = -1;
 	}
 	if (!is_full) {
-		for (uint32_t i = 0; i < record->n_residencies && a->residencies; i++)
+		for (uint32_t i = 0; i < record->n_residencies && a->residencies; i++) {
 			free(a->residencies[i].fds);
+			free(a->residencies[i].opaques);
+		}
 		free(a->residencies);
 		free(a);
 		return -ENOMEM;
@@ -47,9 +50,12 @@ struct adopt *adopt_free(struct adopt *a)
 	if (!a)
 		return NULL;
 	for (uint32_t i = 0; i < a->record.n_residencies; i++) {
-		for (uint32_t k = 0; k < a->record.residencies[i].n_allocs; k++)
+		for (uint32_t k = 0; k < a->record.residencies[i].n_allocs; k++) {
 			cleanup_close(&a->residencies[i].fds[k]);
+			cleanup_close(&a->residencies[i].opaques[k]);
+		}
 		free(a->residencies[i].fds);
+		free(a->residencies[i].opaques);
 		cleanup_close(&a->residencies[i].manifest_fd);
 	}
 	cleanup_close(&a->file_fd);
@@ -141,14 +147,14 @@ static int adopt_check_file(const struct adopt *a, int fd, struct err *ret_err)
  * An opaque descriptor is what the driver made it: a memfd of its own on the software driver, a
  * device's file elsewhere, which tells nothing but that.
  */
-static int adopt_check_memory(const struct state_alloc *alloc, int fd, struct err *ret_err)
+static int adopt_check_memory(int fd, uint64_t dev, uint64_t inode, struct err *ret_err)
 {
 	struct stat st;
 	int rc = adopt_stat(fd, "memory", ret_err, &st);
 
-	if (rc == 0 && (st.st_dev != alloc->dev || st.st_ino != alloc->inode))
+	if (rc == 0 && (st.st_dev != dev || st.st_ino != inode))
 		rc = err_set(ret_err, EINVAL, "memory: expected file %llu:%llu, found %llu:%llu",
-			(unsigned long long)alloc->dev, (unsigned long long)alloc->inode,
+			(unsigned long long)dev, (unsigned long long)inode,
 			(unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
 	return rc;
 }
@@ -164,28 +170,46 @@ static uint32_t adopt_find_slot(const struct adopt *a, uint32_t slot)
 	return i;
 }
 
+/* A worker has one of the two that an allocation may have, and does not say which. */
+static int *adopt_judge_memory(struct adopt *a, uint32_t residency, uint32_t index, bool is_opaque,
+	int fd, struct err *ret_err, int *ret_rc)
+{
+	const struct state_alloc *alloc = &a->record.residencies[residency].allocs[index];
+
+	if (alloc->has_opaque &&
+		adopt_check_memory(fd, alloc->opaque_dev, alloc->opaque_inode, NULL) == 0) {
+		*ret_rc = 0;
+		return &a->residencies[residency].opaques[index];
+	}
+	if (is_opaque && !alloc->has_opaque)
+		return NULL;
+	*ret_rc = adopt_check_memory(fd, alloc->dev, alloc->inode, ret_err);
+	return &a->residencies[residency].fds[index];
+}
+
 /* Where the descriptor belongs, NULL: nowhere; and what it must be. */
 static int *adopt_judge(
 	struct adopt *a, const struct stash_name *name, int fd, struct err *ret_err, int *ret_rc)
 {
 	uint32_t i = adopt_find_slot(a, name->slot);
-	bool is_of_residency = name->kind == STASH_MANIFEST || name->kind == STASH_ALLOC;
+	bool is_of_residency = name->kind <= STASH_OPAQUE;
 	enum stash_kind kind = name->kind;
 
-	if (is_of_residency &&
-		(i == a->record.n_residencies ||
-			(kind == STASH_ALLOC && name->index >= a->record.residencies[i].n_allocs)))
+	if (is_of_residency && (i == a->record.n_residencies ||
+				       (kind != STASH_MANIFEST &&
+					       name->index >= a->record.residencies[i].n_allocs)))
 		return NULL;
 	if (kind == STASH_MANIFEST) {
 		*ret_rc = adopt_check_manifest(a, i, fd, ret_err);
 		return &a->residencies[i].manifest_fd;
 	}
-	if (kind == STASH_ALLOC) {
+	if (kind == STASH_ALLOC || kind == STASH_OPAQUE) {
 		const struct state_alloc *alloc = &a->record.residencies[i].allocs[name->index];
-		if (alloc->handle == EXPORT_OPAQUE_FD || alloc->handle == EXPORT_DMA_BUF) {
-			*ret_rc = adopt_check_memory(alloc, fd, ret_err);
-			return &a->residencies[i].fds[name->index];
-		}
+		if (alloc->handle == EXPORT_OPAQUE_FD || alloc->handle == EXPORT_DMA_BUF)
+			return adopt_judge_memory(
+				a, i, name->index, kind == STASH_OPAQUE, fd, ret_err, ret_rc);
+		if (kind == STASH_OPAQUE)
+			return NULL;
 		kind = alloc->handle == EXPORT_MEMFD ? STASH_MEMFD : STASH_FILE;
 	}
 	if (kind == STASH_FILE) {
@@ -226,7 +250,7 @@ bool adopt_is_whole(const struct adopt *a, uint32_t residency)
 		switch (r->allocs[i].handle) {
 		case EXPORT_MEMFD: is_whole &= a->memfd >= 0; break;
 		case EXPORT_FILE: is_whole &= a->file_fd >= 0; break;
-		default: is_whole &= have->fds[i] >= 0; break;
+		default: is_whole &= have->fds[i] >= 0 || have->opaques[i] >= 0; break;
 		}
 	}
 	return is_whole;
@@ -251,6 +275,10 @@ void adopt_visit(const struct adopt *a, adopt_fn fn, void *userdata)
 		for (name.index = 0; name.index < r->n_allocs; name.index++)
 			if (a->residencies[i].fds[name.index] >= 0)
 				fn(&name, a->residencies[i].fds[name.index], userdata);
+		name.kind = STASH_OPAQUE;
+		for (name.index = 0; name.index < r->n_allocs; name.index++)
+			if (a->residencies[i].opaques[name.index] >= 0)
+				fn(&name, a->residencies[i].opaques[name.index], userdata);
 	}
 }
 
@@ -271,10 +299,30 @@ int adopt_make_source(const struct adopt *a, struct source_account *account, str
 	return source_adopt(&remains, account, ret_err, ret_source);
 }
 
-static int adopt_fill_alloc(const struct state_alloc *from, int fd, const struct source *source,
-	struct export_alloc *to, struct err *ret_err)
+/* The dma-buf and the opaque descriptor beside it, or the one of them that came back. */
+static int adopt_fill_memory(
+	const struct state_alloc *from, int fd, int opaque, struct export_alloc *to)
 {
-	to->main.handle = (enum export_handle)from->handle;
+	const struct export_fd main = {
+		.handle = (enum export_handle)from->handle, .dev = from->dev, .inode = from->inode};
+	const struct export_fd beside = {
+		.handle = EXPORT_OPAQUE_FD, .dev = from->opaque_dev, .inode = from->opaque_inode};
+
+	to->main = fd >= 0 ? main : beside;
+	to->main.fd = fcntl(fd >= 0 ? fd : opaque, F_DUPFD_CLOEXEC, 0);
+	if (to->main.fd < 0 || fd < 0 || opaque < 0)
+		return to->main.fd < 0 ? -errno : 0;
+	to->opaque = beside;
+	to->opaque.fd = fcntl(opaque, F_DUPFD_CLOEXEC, 0);
+	return to->opaque.fd < 0 ? -errno : 0;
+}
+
+static int adopt_fill_alloc(const struct adopt *a, uint32_t residency, uint32_t index,
+	const struct source *source, struct export_alloc *to)
+{
+	const struct state_alloc *from = &a->record.residencies[residency].allocs[index];
+	const struct adopt_residency *have = &a->residencies[residency];
+
 	to->n_bytes = from->n_bytes;
 	to->buffer_bytes = from->buffer_bytes;
 	to->memory_type_index = from->memory_type_index;
@@ -282,16 +330,14 @@ static int adopt_fill_alloc(const struct state_alloc *from, int fd, const struct
 	to->placement = from->placement;
 	to->file_offset = from->file_offset;
 	to->is_writable = from->is_writable;
-	to->main.dev = from->dev;
-	to->main.inode = from->inode;
-	switch (to->main.handle) {
-	case EXPORT_MEMFD: to->main.fd = source_get_memfd(source); break;
-	case EXPORT_FILE: to->main.fd = source_get_shared_fd(source); break;
-	default: to->main.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); break;
-	}
-	if (to->main.fd < 0)
-		return err_set(ret_err, errno, "descriptor: %s", strerror(errno));
-	return 0;
+	if (from->handle != EXPORT_MEMFD && from->handle != EXPORT_FILE)
+		return adopt_fill_memory(from, have->fds[index], have->opaques[index], to);
+	to->main = (struct export_fd){.handle = (enum export_handle)from->handle,
+		.fd = from->handle == EXPORT_MEMFD ? source_get_memfd(source)
+						   : source_get_shared_fd(source),
+		.dev = from->dev,
+		.inode = from->inode};
+	return to->main.fd < 0 ? -EBADF : 0;
 }
 
 int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *source,
@@ -315,8 +361,9 @@ int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *
 		rc = err_set(ret_err, errno, "manifest: %s", strerror(errno));
 	for (uint32_t i = 0; i < r->n_allocs && rc == 0; i++) {
 		struct export_alloc *to = &e->allocs[i];
-		rc = adopt_fill_alloc(
-			&r->allocs[i], a->residencies[residency].fds[i], source, to, ret_err);
+		rc = adopt_fill_alloc(a, residency, i, source, to);
+		if (rc < 0)
+			err_set(ret_err, -rc, "allocation %u: %s", i, strerror(-rc));
 		e->weights_bytes += to->n_bytes;
 		e->device_bytes += export_has_memory(to) ? to->n_bytes : 0;
 	}

@@ -22,6 +22,7 @@ struct source_account;
 struct adopt_residency {
 	int manifest_fd; /* owned, as all here; -1 until it comes */
 	int *fds;        /* [n_allocs], of memory; -1 for windows */
+	int *opaques;    /* [n_allocs], beside dma-bufs, each of them enough; else -1 */
 };
 
 struct adopt {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "weightd/export.h"
+#include "weightd/lease-index.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
 #include "weightd/service.h"
@@ -38,9 +39,10 @@ int record_add_holder(struct state *state, const struct state_holder *who, uint6
 {
 	struct state_holder *h = NULL;
 
-	for (uint32_t i = 0; i < state->n_holders && !h; i++)
-		if (record_is_same(&state->holders[i], who))
-			h = &state->holders[i];
+	/* From the last: most often it is that one. */
+	for (uint32_t i = state->n_holders; i > 0 && !h; i--)
+		if (record_is_same(&state->holders[i - 1], who))
+			h = &state->holders[i - 1];
 	if (!h) {
 		/* More than a reader takes are not recorded: they are not waited for. */
 		if (state->n_holders == STATE_MAX_HOLDERS)
@@ -79,7 +81,10 @@ static void record_alloc(const struct export_alloc *from, struct state_alloc *to
 		.file_offset = from->file_offset,
 		.is_writable = from->is_writable,
 		.dev = from->main.dev,
-		.inode = from->main.inode};
+		.inode = from->main.inode,
+		.has_opaque = from->opaque.fd >= 0,
+		.opaque_dev = from->opaque.fd >= 0 ? from->opaque.dev : 0,
+		.opaque_inode = from->opaque.fd >= 0 ? from->opaque.inode : 0};
 }
 
 static int record_residency(
@@ -172,6 +177,29 @@ static bool record_is_kept(const struct registry_generation *g)
 	       data->residencies[0].export;
 }
 
+static int record_add_holders(const struct service *s, struct state *state)
+{
+	struct registry *registry = service_get_registry(s);
+	_cleanup_(lease_index_fini)
+	struct lease_index index = {0};
+	const struct peer *p;
+	int rc = lease_index_init(registry, &index);
+
+	TAILQ_FOREACH(p, service_get_params(s)->peers, entry)
+	{
+		const struct registry_lease *const *leases;
+		uint32_t n = rc == 0 ? lease_index_find(&index, p->id, &leases) : 0;
+		const struct state_holder who = {.pid = p->pid,
+			.start_ticks = p->start_ticks,
+			.uid = p->uid,
+			.socket = peer_get_socket(p->id)};
+		for (uint32_t i = 0; i < n && rc == 0; i++)
+			if (record_is_kept(registry_find(registry, leases[i]->generation)))
+				rc = record_add_holder(state, &who, leases[i]->generation);
+	}
+	return rc;
+}
+
 int record_add(const struct service *s, struct state *state)
 {
 	struct registry *registry = service_get_registry(s);
@@ -187,22 +215,33 @@ int record_add(const struct service *s, struct state *state)
 		if (rc < 0)
 			return rc;
 	}
+	return record_add_holders(s, state);
+}
+
+static uint64_t record_mix(uint64_t hash, uint64_t value)
+{
+	return (hash ^ value) * UINT64_C(0x100000001b3);
+}
+
+uint64_t record_fingerprint(const struct service *s)
+{
+	struct registry *registry = service_get_registry(s);
+	uint64_t hash = record_mix(UINT64_C(0xcbf29ce484222325), registry_count(registry));
+
+	for (uint32_t i = 0; i < registry_count(registry); i++) {
+		const struct registry_generation *g = registry_at(registry, i);
+		const struct service_generation *data = g->data;
+		hash = record_mix(record_mix(hash, g->id), (uint64_t)g->state << 1 | g->is_filling);
+		for (uint32_t k = 0; k <= service_get_foreign_slot(s); k++) {
+			const struct export *e = data->residencies[k].export;
+			hash = record_mix(record_mix(hash, (uintptr_t)e), e ? e->n_sums_bytes : 0);
+		}
+	}
 	for (uint32_t i = 0; i < registry_count_leases(registry); i++) {
 		const struct registry_lease *l = registry_lease_at(registry, i);
-		const struct peer *p =
-			l->is_hold ? NULL : peer_find(service_get_params(s)->peers, l->peer);
-		int rc = 0;
-		if (p && record_is_kept(registry_find(registry, l->generation))) {
-			const struct state_holder who = {.pid = p->pid,
-				.start_ticks = p->start_ticks,
-				.uid = p->uid,
-				.socket = peer_get_socket(p->id)};
-			rc = record_add_holder(state, &who, l->generation);
-		}
-		if (rc < 0)
-			return rc;
+		hash = record_mix(record_mix(hash, l->peer << 1 | l->is_hold), l->generation);
 	}
-	return 0;
+	return hash;
 }
 
 void record_visit(const struct service *s, record_fn fn, void *userdata)
@@ -229,6 +268,9 @@ void record_visit(const struct service *s, record_fn fn, void *userdata)
 			for (name.index = 0; name.index < e->n_allocs; name.index++)
 				if (export_has_memory(&e->allocs[name.index]))
 					fn(&name, e->allocs[name.index].main.fd, userdata);
+			name.kind = STASH_OPAQUE;
+			for (name.index = 0; name.index < e->n_allocs; name.index++)
+				fn(&name, e->allocs[name.index].opaque.fd, userdata);
 		}
 	}
 }

@@ -17,6 +17,9 @@ struct service;
 /* Appends the generations that are ready or drain, and who leases them. -ENOMEM. */
 int must_check record_add(const struct service *s, struct state *state);
 
+/* Of all that record_add looks at: when it is the same, so is what record_add would make. */
+uint64_t record_fingerprint(const struct service *s);
+
 /* Calls fn with every descriptor of these generations; they are lent. */
 typedef void (*record_fn)(const struct stash_name *name, int fd, void *userdata);
 void record_visit(const struct service *s, record_fn fn, void *userdata);

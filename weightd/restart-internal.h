@@ -54,7 +54,9 @@ struct restart {
 	struct state_holder *absent;
 	bool are_absent_held; /* their memory is accounted as held */
 	TAILQ_HEAD(, restart_wait) waits;
-	uint8_t *saved; /* what the state file holds */
+	bool has_fingerprint;
+	uint64_t fingerprint; /* of what was saved: record_fingerprint */
+	uint8_t *saved;       /* what the state file holds */
 	uint64_t n_saved_bytes;
 	bool has_told_save;
 	uint32_t n_held;

@@ -235,6 +235,10 @@ void restart_save(struct restart *r)
 
 	if (!r || !r->has_begun)
 		return;
+	/* Most of what happens changes nothing of this. */
+	uint64_t fingerprint = record_fingerprint(r->service);
+	if (r->has_fingerprint && fingerprint == r->fingerprint)
+		return;
 	for (uint32_t i = r->n_absent; i > 0 && r->are_absent_held; i--)
 		if (process_get_start_ticks(r->absent[i - 1].pid) != r->absent[i - 1].start_ticks)
 			restart_drop_absent(r, i - 1);
@@ -245,12 +249,16 @@ void restart_save(struct restart *r)
 		save_tell(r, strerror(-rc));
 		return;
 	}
+	/* It says nothing of what is on its way, or of whom it is not known that they live. */
+	r->has_fingerprint = TAILQ_EMPTY(&r->coming) && r->n_absent == 0;
+	r->fingerprint = fingerprint;
 	if (state.last_id == 0 ||
 		(r->saved && r->n_saved_bytes == n_bytes && !memcmp(r->saved, data, n_bytes)))
 		return;
 	/* First the descriptors, then the word that they are there. */
 	save_stash(r);
 	if (state_write(r->state_path, data, n_bytes, &err) < 0) {
+		r->has_fingerprint = false;
 		save_tell(r, err.text);
 		return;
 	}

@@ -43,6 +43,10 @@ void stash_name_print(const struct stash_name *name, char ret_text[STASH_NAME_BY
 		snprintf(ret_text, STASH_NAME_BYTES, "g%" PRIu64 ".alloc.%" PRIu32 ".%" PRIu32,
 			name->generation, name->slot, name->index);
 		break;
+	case STASH_OPAQUE:
+		snprintf(ret_text, STASH_NAME_BYTES, "g%" PRIu64 ".opaque.%" PRIu32 ".%" PRIu32,
+			name->generation, name->slot, name->index);
+		break;
 	case STASH_MEMFD:
 		snprintf(ret_text, STASH_NAME_BYTES, "g%" PRIu64 ".memfd", name->generation);
 		break;
@@ -65,6 +69,8 @@ int stash_name_parse(const char *text, struct stash_name *ret_name)
 		name.kind = STASH_MANIFEST;
 	else if (!strcmp(kind, "alloc"))
 		name.kind = STASH_ALLOC;
+	else if (!strcmp(kind, "opaque"))
+		name.kind = STASH_OPAQUE;
 	else if (!strcmp(kind, "memfd"))
 		name.kind = STASH_MEMFD;
 	else if (!strcmp(kind, "file"))

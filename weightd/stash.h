@@ -16,14 +16,15 @@ struct stash;
 
 enum { STASH_NAME_BYTES = 64 };
 
-enum stash_kind { STASH_MANIFEST, STASH_ALLOC, STASH_MEMFD, STASH_FILE };
+/* STASH_OPAQUE: beside an allocation that is a dma-buf. */
+enum stash_kind { STASH_MANIFEST, STASH_ALLOC, STASH_OPAQUE, STASH_MEMFD, STASH_FILE };
 
-/* "g7.manifest.0", "g7.alloc.0.3", "g7.memfd", "g7.file". */
+/* "g7.manifest.0", "g7.alloc.0.3", "g7.opaque.0.3", "g7.memfd", "g7.file". */
 struct stash_name {
 	enum stash_kind kind;
 	uint64_t generation;
-	uint32_t slot;  /* of manifest and alloc: the residency's */
-	uint32_t index; /* of alloc */
+	uint32_t slot;  /* of manifest, alloc and opaque: the residency's */
+	uint32_t index; /* of alloc and opaque */
 };
 
 void stash_name_print(const struct stash_name *name, char ret_text[STASH_NAME_BYTES]);

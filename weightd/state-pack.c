@@ -86,6 +86,9 @@ static void pack_alloc(Wdstate__Allocation *m, const struct state_alloc *a)
 	m->writable = a->is_writable;
 	m->dev = a->dev;
 	m->inode = a->inode;
+	m->has_opaque = a->has_opaque;
+	m->opaque_dev = a->opaque_dev;
+	m->opaque_inode = a->opaque_inode;
 }
 
 static void pack_residency(Wdstate__Residency *m, const struct state_residency *r)

@@ -70,7 +70,14 @@ static int parse_alloc(const Wdstate__Allocation *m, const struct state_generati
 		.file_offset = m->file_offset,
 		.is_writable = m->writable,
 		.dev = m->dev,
-		.inode = m->inode};
+		.inode = m->inode,
+		.has_opaque = m->has_opaque,
+		.opaque_dev = m->opaque_dev,
+		.opaque_inode = m->opaque_inode};
+	if (a->has_opaque && a->handle != EXPORT_DMA_BUF)
+		return err_set(ret_err, EINVAL,
+			"expected an opaque descriptor beside a dma-buf alone, found it beside %u",
+			a->handle);
 	if (a->handle < EXPORT_OPAQUE_FD || a->handle > EXPORT_DMA_BUF ||
 		a->placement < MANIFEST_PLACEMENT_DEVICE ||
 		a->placement > MANIFEST_PLACEMENT_PAGED ||

@@ -50,6 +50,9 @@ struct state_alloc {
 	bool is_writable;
 	uint64_t dev;
 	uint64_t inode;
+	bool has_opaque; /* a dma-buf, and beside it an opaque descriptor: */
+	uint64_t opaque_dev;
+	uint64_t opaque_inode;
 };
 
 struct state_residency {

@@ -59,6 +59,12 @@ static inline void state_sample_residency(struct state_residency *r, uint32_t sl
 			.placement = MANIFEST_PLACEMENT_DEVICE,
 			.dev = 6,
 			.inode = 600};
+	if (slot == 0 && r->n_allocs > 1) {
+		r->allocs[1].handle = EXPORT_DMA_BUF;
+		r->allocs[1].has_opaque = true;
+		r->allocs[1].opaque_dev = 9;
+		r->allocs[1].opaque_inode = 900;
+	}
 	state_sample_bytes(&r->sums, "sums");
 }
 

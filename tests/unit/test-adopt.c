@@ -47,6 +47,7 @@ static int make_manifest(uint64_t generation)
 struct left {
 	int manifest;
 	int memory;
+	int opaque; /* beside memory */
 	int memfd;
 	int file;
 	struct adopt *adopt;
@@ -76,6 +77,9 @@ static void open_left(struct left *l)
 	r->n_tensors = g.residencies[1].n_tensors = 3; /* manifest_block_build's */
 	r->allocs[1].dev = file_of(l->memory).dev;
 	r->allocs[1].inode = file_of(l->memory).inode;
+	l->opaque = make_memfd(NULL, 5000, F_SEAL_SEAL);
+	r->allocs[1].opaque_dev = file_of(l->opaque).dev;
+	r->allocs[1].opaque_inode = file_of(l->opaque).inode;
 	assert_int_equal(adopt_new(&g, &l->adopt), 0);
 	assert_null(g.residencies);
 }
@@ -85,6 +89,7 @@ static void close_left(struct left *l)
 	l->adopt = adopt_free(l->adopt);
 	close(l->manifest);
 	close(l->memory);
+	close(l->opaque);
 	close(l->memfd);
 	close(l->file);
 }
@@ -260,6 +265,43 @@ static void makes_what_a_load_made(void **state)
 	close_left(&l);
 }
 
+/* Either descriptor of a memory is enough, and a worker does not say which it has. */
+static void takes_the_opaque_one_beside_a_dma_buf(void **state)
+{
+	struct source_account account = {0};
+	struct source *source = NULL;
+	struct export *e = NULL;
+	char names[256] = "";
+	struct err err = ERR_NULL;
+	struct left l;
+
+	(void)state;
+	open_left(&l);
+	assert_int_equal(give(&l, "g7.manifest.0", l.manifest, &err), 0);
+	assert_int_equal(give(&l, "g7.memfd", l.memfd, &err), 0);
+	assert_int_equal(give(&l, "g7.alloc.0.1", l.opaque, &err), 0);
+	assert_true(adopt_is_whole(l.adopt, 0));
+	adopt_visit(l.adopt, count, names);
+	assert_string_equal(names, "g7.memfd g7.manifest.0 g7.opaque.0.1 ");
+	assert_int_equal(adopt_make_source(l.adopt, &account, &err, &source), 0);
+	assert_int_equal(adopt_make_export(l.adopt, 0, source, &err, &e), 0);
+	assert_int_equal(e->allocs[1].main.handle, EXPORT_OPAQUE_FD);
+	assert_int_equal(e->allocs[1].main.inode, file_of(l.opaque).inode);
+	assert_int_equal(e->allocs[1].opaque.fd, -1);
+	export_free(e);
+	assert_int_equal(give(&l, "g7.alloc.0.1", l.memory, &err), 0);
+	assert_int_equal(give(&l, "g7.opaque.0.1", l.opaque, &err), 0);
+	assert_int_equal(adopt_make_export(l.adopt, 0, source, &err, &e), 0);
+	assert_int_equal(e->allocs[1].main.handle, EXPORT_DMA_BUF);
+	assert_int_equal(e->allocs[1].opaque.handle, EXPORT_OPAQUE_FD);
+	assert_int_equal(e->allocs[1].opaque.inode, file_of(l.opaque).inode);
+	export_free(e);
+	source_unref(source);
+	refuse(&l, "g7.opaque.0.0", make_memfd(NULL, 1, F_SEAL_SEAL), "nothing of that name");
+	refuse(&l, "g7.opaque.0.1", make_memfd(NULL, 1, F_SEAL_SEAL), "memory: expected");
+	close_left(&l);
+}
+
 /* Memory came back, the file did not: no further copies, but all that there is. */
 static void does_without_the_file(void **state)
 {
@@ -286,6 +328,7 @@ int main(void)
 		CASE(looks_at_seals_and_contents),
 		CASE(knows_a_changed_file),
 		CASE(makes_what_a_load_made),
+		CASE(takes_the_opaque_one_beside_a_dma_buf),
 		CASE(does_without_the_file),
 	};
 

@@ -70,8 +70,9 @@ static const char *sort_seen(void)
 
 static void prints_and_parses_names(void **state)
 {
-	static const char *const good[] = {"g7.manifest.0", "g7.alloc.0.3", "g7.memfd", "g7.file",
-		"g18446744073709551615.alloc.4294967295.4294967295", "g0.file"};
+	static const char *const good[] = {"g7.manifest.0", "g7.alloc.0.3", "g7.opaque.0.3",
+		"g7.memfd", "g7.file", "g18446744073709551615.alloc.4294967295.4294967295",
+		"g0.file"};
 	static const char *const bad[] = {"", "g", "g7", "g7.", "7.file", "g7.fil", "g7.files",
 		"g07.file", "g-1.file", "g+1.file", "g 1.file", "g7.file ", "g7.file.0",
 		"g7.memfd.0", "g7.manifest", "g7.manifest.", "g7.manifest.00", "g7.manifest.0.1",

@@ -155,6 +155,7 @@ static void refuses_what_is_out_of_bounds(void **state)
 	REFUSES(a->handle = EXPORT_DMA_BUF + 1, "known handle");
 	REFUSES(a->placement = PLACEMENT_N, "known handle");
 	REFUSES(a->memory_type_index = 32, "known handle");
+	REFUSES(a->has_opaque = true, "beside a dma-buf alone");
 	REFUSES(a->buffer_bytes = 0, "buffer");
 	REFUSES(a->buffer_bytes = a->n_bytes + 1, "buffer");
 	REFUSES(a->file_offset = UINT64_MAX, "buffer");
