@@ -55,7 +55,11 @@ def complete(site, worker):
 def test_killed_at_random(site):
     site.env["WEIGHTD_VALIDATION"] = "0"
     weightd = site.weightd({"demo": harness.MODEL})
-    survivors = [site.worker("demo", WORKER_ARGS) for _ in range(2)]
+    survivors = [site.worker("demo", WORKER_ARGS)]
+    start = time.monotonic()
+    survivors.append(site.worker("demo", WORKER_ARGS))
+    # Beside others that start, with this much of a worker's start one in two attaches.
+    life_seconds = (time.monotonic() - start) * 4
     expected = site.finish_ctl(complete(site, survivors[0])).json()["tokens"]
     n_fds = weightd.n_fds()
     n_leases = harness.only_generation(site.status(), "demo")["n_leases"]
@@ -68,7 +72,7 @@ def test_killed_at_random(site):
     while n_started < N_KILLS or victims:
         while n_started < N_KILLS and len(victims) < N_BESIDE:
             # From before the first byte on the socket to after the first answers.
-            victims.append(Victim(site, n_started, random.uniform(0, 0.6)))
+            victims.append(Victim(site, n_started, random.uniform(0, life_seconds)))
             n_started += 1
         for victim in [v for v in victims if v.is_due()]:
             victims.remove(victim)
