@@ -130,7 +130,7 @@ static int must_check weights_link_take_event(
 	if (reply->n_fds != 0)
 		return err_set(ret_err, EPROTO, "weightd: event: expected no descriptors, found %u",
 			reply->n_fds);
-	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__LOST)
+	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__EXPELLED)
 		return err_set(ret_err, EPROTO, "weightd: event: unknown kind %d", (int)e->kind);
 	if (!l->event_fn)
 		return 0;

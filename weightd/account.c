@@ -215,14 +215,20 @@ void account_set_budget(struct account *a, uint64_t n_bytes, uint64_t now_ns)
 	account_serve(a, now_ns);
 }
 
+bool account_is_waiting(const struct account *a, enum account_kind kind, uint64_t id)
+{
+	for (uint32_t i = 0; i < a->n_waits; i++)
+		if (a->waits[i].request.kind == kind && a->waits[i].request.id == id)
+			return true;
+	return false;
+}
+
 static int account_check(
 	const struct account *a, const struct account_request *q, struct err *ret_err)
 {
-	for (uint32_t i = 0; i < a->n_waits; i++)
-		if (a->waits[i].request.kind == q->kind && a->waits[i].request.id == q->id)
-			return err_set(ret_err, EBUSY,
-				"device %.64s: a request for its memory waits already",
-				a->params.device);
+	if (account_is_waiting(a, q->kind, q->id))
+		return err_set(ret_err, EBUSY,
+			"device %.64s: a request for its memory waits already", a->params.device);
 	/* A waiter becomes a row. */
 	if (a->n_rows + a->n_waits >= ACCOUNT_MAX_ROWS)
 		return err_set(ret_err, ENOSPC, "device %.64s: %u hold or await memory, the most",

@@ -122,6 +122,9 @@ void account_get_figures(const struct account *a, struct account_figures *ret_fi
 /* Granted to a peer (or holder); 0: nothing. */
 uint64_t account_get_grant(const struct account *a, uint64_t id);
 
+/* Does a request of the id wait? */
+bool account_is_waiting(const struct account *a, enum account_kind kind, uint64_t id);
+
 /* "held: pid 12 (model a) 5000, weights of b (generation 3) 70000" behind the text that is there.
  */
 void account_list_holders(const struct account *a, struct err *err);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
@@ -97,14 +98,17 @@ static int acquire_make_resident(
 {
 	struct service_generation *data = g->data;
 	bool is_foreign = slot == service_get_foreign_slot(s);
-	struct loader *loader = s->params->loaders[is_foreign ? 0 : slot];
 	int rc;
 
 	if (data->residencies[slot].is_loading)
 		return 0;
-	rc = loader_load(loader, g->id, data->source, is_foreign, ret_err);
-	if (rc == 0)
-		data->residencies[slot].is_loading = true;
+	data->residencies[slot].is_loading = true;
+	if (is_foreign)
+		rc = loader_load(s->params->loaders[0], g->id, data->source, true, ret_err);
+	else
+		rc = admission_load(s, g->id, slot, ret_err);
+	if (rc < 0)
+		data->residencies[slot].is_loading = false;
 	return rc;
 }
 
@@ -131,6 +135,7 @@ static int acquire_try(
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
 	if (rc)
 		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT : rc;
+	((struct service_generation *)g->data)->used_ns = service_now_ns();
 	rpc_reply_acquired(p, w->request, id, e, w->handle_types);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,

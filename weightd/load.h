@@ -18,6 +18,7 @@ struct policy;
 struct source_account;
 struct source;
 struct vk_device;
+struct vk_device_info;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
  */
@@ -37,6 +38,7 @@ struct load_params {
 	struct load_abilities abilities;
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
+	uint64_t room_bytes;      /* of the device, at most; 0: none */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
 	fill_progress_fn progress;
@@ -48,6 +50,7 @@ enum { LOAD_DEVICE_LOST = 1 };
 
 /* Index of the largest device-local heap: where weights go. */
 uint32_t load_find_heap(const struct vk_device *d);
+uint32_t load_find_largest_heap(const struct vk_device_info *info);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,

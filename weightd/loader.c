@@ -23,6 +23,7 @@ enum {
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
 	struct source *source; /* a reference */
+	uint64_t room_bytes;
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -59,6 +60,7 @@ struct loader {
 	struct load_abilities abilities;
 	struct loader_exports live;  /* exports that have memory on the device */
 	struct loader_exports freed; /* to be freed by the thread */
+	uint64_t n_freed_bytes;      /* by it, and not yet taken */
 	bool has_progress;
 	struct loader_result progress;
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
@@ -121,6 +123,7 @@ static void loader_lose_device(struct loader *l)
 	pthread_mutex_lock(&l->mutex);
 	while ((e = TAILQ_FIRST(&l->freed))) {
 		TAILQ_REMOVE(&l->freed, e, entry);
+		l->n_freed_bytes += export_count_device_bytes(e);
 		export_free(e);
 	}
 	TAILQ_FOREACH(e, &l->live, entry)
@@ -172,6 +175,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.abilities = *abilities,
 			.alloc_bytes = l->params.alloc_bytes,
 			.window_bytes = l->params.window_bytes,
+			.room_bytes = job->room_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
 			.progress = loader_on_progress,
@@ -196,11 +200,14 @@ static bool loader_step(struct loader *l)
 	struct loader_job *job = TAILQ_FIRST(&l->jobs);
 
 	if (e) {
+		uint64_t n_bytes = export_count_device_bytes(e);
 		TAILQ_REMOVE(&l->freed, e, entry);
 		pthread_mutex_unlock(&l->mutex);
 		export_free(e);
 		pthread_mutex_lock(&l->mutex);
+		l->n_freed_bytes += n_bytes;
 		l->wants_heaps = true;
+		loader_tell(l);
 	} else if (l->wants_heaps) {
 		loader_update_heaps(l);
 	} else if (job && !l->is_stopping) {
@@ -390,8 +397,8 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
-	struct err *ret_err)
+static int loader_add_job(struct loader *l, uint64_t generation, struct source *source,
+	bool is_foreign, uint64_t room_bytes, struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
@@ -399,6 +406,7 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 		return err_set(ret_err, ENOMEM, "load: out of memory");
 	job->result.generation = generation;
 	job->result.is_foreign = is_foreign;
+	job->room_bytes = room_bytes;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
@@ -412,6 +420,18 @@ int loader_load(struct loader *l, uint64_t generation, struct source *source, bo
 		return 0;
 	free(job);
 	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+}
+
+int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
+	struct err *ret_err)
+{
+	return loader_add_job(l, generation, source, is_foreign, UINT64_MAX, ret_err);
+}
+
+int loader_load_within(struct loader *l, uint64_t generation, struct source *source,
+	uint64_t room_bytes, struct err *ret_err)
+{
+	return loader_add_job(l, generation, source, false, room_bytes, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -442,6 +462,15 @@ void loader_release(struct loader *l, struct export *e)
 	TAILQ_INSERT_TAIL(&l->freed, e, entry);
 	pthread_cond_broadcast(&l->cond);
 	pthread_mutex_unlock(&l->mutex);
+}
+
+uint64_t loader_take_freed(struct loader *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	uint64_t n_bytes = l->n_freed_bytes;
+	l->n_freed_bytes = 0;
+	pthread_mutex_unlock(&l->mutex);
+	return n_bytes;
 }
 
 bool loader_take_result(struct loader *l, struct loader_result *ret_result)

@@ -68,11 +68,19 @@ const struct vk_probe *loader_get_probe(const struct loader *l);
 int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, struct err *ret_err);
 
+/* The same for the loader's device, of which it takes at most room_bytes. */
+int must_check loader_load_within(struct loader *l, uint64_t generation, struct source *source,
+	uint64_t room_bytes, struct err *ret_err);
+
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
 
 /* Takes the export and frees it on the loader thread, before any load that was asked for later. */
 void loader_release(struct loader *l, struct export *e);
+
+/* Bytes of the device's memory that released exports had and that are free by now, since the last
+ * call. */
+uint64_t loader_take_freed(struct loader *l);
 
 enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */

@@ -9,6 +9,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
@@ -54,6 +55,8 @@ static void outcome_on_failed(
 	int code = r->code;
 
 	snprintf(model, sizeof(model), "%s", g->model);
+	if (r->kind == LOADER_FAILED)
+		admission_explain(s, 0, code, &err);
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
 	err_prefix(&err, "model %s", model);
@@ -111,6 +114,19 @@ static void outcome_log_ready(
 	outcome_log_placement(g->model, g->id, e);
 }
 
+/* Workers move to it when it suits them. */
+static void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
+{
+	const struct rpc_reply_event event = {
+		.kind = RPC_REPLY_REPLACED, .model = g->model, .generation = g->id};
+
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *old = registry_at(s->registry, i);
+		if (old->id != g->id && !strcmp(old->model, g->model))
+			service_tell_holders(s, old->id, &event);
+	}
+}
+
 static void outcome_on_ready(
 	struct service *s, struct registry_generation *g, const struct loader_result *r)
 {
@@ -120,7 +136,8 @@ static void outcome_on_ready(
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
 	data->loaded_bytes = r->export->weights_bytes;
-	data->load_ns = service_now_ns() - data->started_ns;
+	data->used_ns = service_now_ns();
+	data->load_ns = data->used_ns - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
 		struct err err = ERR_NULL;
 		int code = err_set(
@@ -131,6 +148,7 @@ static void outcome_on_ready(
 		return;
 	}
 	outcome_log_ready(s, g, r);
+	outcome_tell_replaced(s, g);
 	registry_loaded(s->registry, g->id);
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
@@ -172,6 +190,8 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 		acquire_wake(s, model, 0, NULL);
 		return;
 	}
+	if (r->kind == LOADER_FAILED)
+		admission_explain(s, slot, r->code, &err);
 	err_prefix(&err, "model %s", model);
 	log_warn("%s", err.text);
 	if (r->kind == LOADER_LOST)
@@ -184,6 +204,8 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (r->kind != LOADER_PROGRESS)
+		admission_settle(s, r->generation, slot, r->export);
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -191,8 +213,10 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	}
 	/* A progress may come behind the end that it was on the way to. */
 	if (!g || !g->is_filling) {
-		if (r->export)
+		if (r->export) {
 			loader_release(s->params->loaders[i], r->export);
+			admission_leave(s, r->generation, slot);
+		}
 		return;
 	}
 	switch (r->kind) {
@@ -203,10 +227,20 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	}
 }
 
+void outcome_fail(
+	struct service *s, uint32_t slot, uint64_t generation, int code, const struct err *err)
+{
+	const struct loader_result r = {
+		.kind = LOADER_FAILED, .generation = generation, .code = code, .err = *err};
+
+	outcome_take(s, slot, &r);
+}
+
 void outcome_dispatch(struct service *s)
 {
 	struct loader_result r;
 
+	admission_collect(s);
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
 		while (loader_take_result(s->params->loaders[i], &r))
 			outcome_take(s, i, &r);

@@ -5,9 +5,16 @@
 /*
  * What became of loads: answers to who asked, leases for who waits, events, log lines. Loop thread.
  */
+#include <stdint.h>
+
+struct err;
 struct service;
 
 /* A loader has results. */
 void outcome_dispatch(struct service *s);
+
+/* A load for the device of that slot has failed before its loader had it. code: -errno. */
+void outcome_fail(
+	struct service *s, uint32_t slot, uint64_t generation, int code, const struct err *err);
 
 #endif

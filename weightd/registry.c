@@ -310,6 +310,31 @@ void registry_close(struct registry *r, uint64_t peer, uint64_t holder)
 	}
 }
 
+int registry_release(struct registry *r, uint64_t id, uint64_t peer, uint64_t holder,
+	uint64_t now_ns, struct err *ret_err)
+{
+	struct registry_lease *lease = registry_find_lease(r, peer, id, false);
+	struct registry_generation *g = registry_find(r, id);
+	bool has_any = lease;
+
+	(void)now_ns;
+	if (lease) {
+		g->n_leases--;
+		registry_drop_lease(r, (uint32_t)(lease - r->leases));
+	}
+	lease = holder ? registry_find_lease(r, holder, id, true) : NULL;
+	has_any |= lease != NULL;
+	if (lease) {
+		g->n_holds--;
+		registry_drop_lease(r, (uint32_t)(lease - r->leases));
+	}
+	if (!has_any)
+		return err_set(ret_err, ENOENT, "generation %llu: there is no lease on it",
+			(unsigned long long)id);
+	registry_settle(g);
+	return 0;
+}
+
 void registry_exit(struct registry *r, uint64_t holder)
 {
 	uint32_t i = 0;

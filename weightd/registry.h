@@ -126,6 +126,13 @@ bool registry_is_wanted(const struct registry *r, uint64_t id);
  */
 void registry_close(struct registry *r, uint64_t peer, uint64_t holder);
 
+/*
+ * The peer has let go of the generation: its lease ends without a hold, and so does the hold that
+ * its process had (holder: 0, none). -ENOENT: it had neither.
+ */
+int must_check registry_release(struct registry *r, uint64_t id, uint64_t peer, uint64_t holder,
+	uint64_t now_ns, struct err *ret_err);
+
 /* The process behind a holder's id is gone. */
 void registry_exit(struct registry *r, uint64_t holder);
 

@@ -13,6 +13,8 @@
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/account.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
@@ -116,6 +118,17 @@ void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
 	done.generation = generation;
 	reply.body_case = WD__REPLY__BODY_DONE;
 	reply.done = &done;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Reserved reserved = WD__RESERVED__INIT;
+
+	reserved.n_bytes = n_bytes;
+	reply.body_case = WD__REPLY__BODY_RESERVED;
+	reply.reserved = &reserved;
 	reply_send(p, request, &reply, NULL, 0);
 }
 
@@ -458,8 +471,9 @@ static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct p
 }
 
 static Wd__Peer *reply_make_peer(
-	struct reply_arena *a, struct registry *r, const struct peer *p, uint64_t now_ns)
+	struct reply_arena *a, const struct service *s, const struct peer *p, uint64_t now_ns)
 {
+	struct registry *r = service_get_registry(s);
 	uint32_t n = registry_count_peer(r, p->id);
 	Wd__Peer *m = reply_alloc(a, 1, sizeof(*m));
 	Wd__Lease *rows = reply_alloc(a, n, sizeof(*rows));
@@ -472,6 +486,7 @@ static Wd__Peer *reply_make_peer(
 	m->uid = p->uid;
 	m->gid = p->gid;
 	m->role = (Wd__Role)p->role;
+	m->reserved_bytes = admission_count_grants(s, p);
 	m->leases = at;
 	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
 		const struct registry_lease *l = registry_lease_at(r, i);
@@ -547,13 +562,32 @@ static void reply_status_add_model(
 	}
 }
 
+static void reply_add_account(struct reply_arena *a, const struct account *account, Wd__Device *d)
+{
+	struct account_figures f;
+
+	d->account = reply_alloc(a, 1, sizeof(*d->account));
+	if (!d->account)
+		return;
+	account_get_figures(account, &f);
+	wd__account__init(d->account);
+	d->account->budget_bytes = f.n_budget_bytes;
+	d->account->weights_bytes = f.n_weights_bytes;
+	d->account->reserved_bytes = f.n_granted_bytes;
+	d->account->n_waiting = f.n_waiting;
+}
+
 static void reply_add_devices(struct reply_arena *a, const struct service *s, Wd__Status *status)
 {
 	const struct service_params *params = service_get_params(s);
 
 	status->devices = reply_alloc(a, params->n_loaders, sizeof(Wd__Device *));
-	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++)
-		status->devices[status->n_devices++] = reply_make_device(a, params->loaders[i]);
+	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++) {
+		Wd__Device *d = reply_make_device(a, params->loaders[i]);
+		if (d)
+			reply_add_account(a, admission_get_account(s, i), d);
+		status->devices[status->n_devices++] = d;
+	}
 }
 
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
@@ -581,8 +615,7 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
 	{
-		Wd__Peer *row =
-			arena.is_failed ? NULL : reply_make_peer(&arena, registry, other, now_ns);
+		Wd__Peer *row = arena.is_failed ? NULL : reply_make_peer(&arena, s, other, now_ns);
 		if (!row)
 			break;
 		reply_status_reserve(&r, wd__peer__get_packed_size(row));

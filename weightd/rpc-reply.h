@@ -29,6 +29,9 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 void rpc_reply_described(
 	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
 
+/* n_bytes: that the peer has of the device from here on. */
+void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes);
+
 void rpc_reply_models(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s);
 
@@ -40,6 +43,8 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_ATTACHED,
 	RPC_REPLY_DETACHED,
 	RPC_REPLY_LOST,
+	RPC_REPLY_PRESSURE,
+	RPC_REPLY_REPLACED,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */

@@ -11,6 +11,7 @@
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
@@ -104,6 +105,36 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 	return rc;
 }
 
+static int rpc_release(const struct rpc_call *call, struct err *ret_err)
+{
+	uint64_t generation = call->request->release->generation;
+	int rc = service_let_go(call->service, call->peer, generation, ret_err);
+
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, generation);
+	return rc;
+}
+
+static int rpc_reserve(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Reserve *m = call->request->reserve;
+
+	if (m->device_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL, "Reserve: expected a uuid of %d bytes, found %zu",
+			RPC_UUID_BYTES, m->device_uuid.len);
+	if (m->least_bytes > m->n_bytes || m->n_bytes > INT64_MAX)
+		return err_set(ret_err, EINVAL,
+			"Reserve: expected at most %llu bytes, and no more as the least, found "
+			"%llu and %llu",
+			(unsigned long long)INT64_MAX, (unsigned long long)m->n_bytes,
+			(unsigned long long)m->least_bytes);
+	const struct admission_params params = {.request = call->request->id,
+		.device_uuid = m->device_uuid.data,
+		.n_bytes = m->n_bytes,
+		.n_least_bytes = m->least_bytes ? m->least_bytes : m->n_bytes};
+	return admission_reserve(call->service, call->peer, &params, ret_err);
+}
+
 static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->describe->model;
@@ -181,6 +212,8 @@ static const struct {
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false},
+	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false},
+	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false},
 };
 

@@ -68,9 +68,9 @@ static void server_close_peer(struct server *s, struct peer *p)
 		log_debug("peer %llu, pid %d: dropped: %s", (unsigned long long)p->id, (int)p->pid,
 			p->broken.text);
 	p->is_broken = true;
-	bool has_leases = registry_count_peer(service_get_registry(s->service), p->id) > 0;
+	bool has_claims = service_has_claims(s->service, p);
 	peer_finish(p);
-	service_close(s->service, p, has_leases ? holders_add(s->holders, p) : 0);
+	service_close(s->service, p, has_claims ? holders_add(s->holders, p) : 0);
 	TAILQ_REMOVE(&s->peers, p, entry);
 	s->n_peers--;
 	peer_free(p);
@@ -259,6 +259,7 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	service_tick(s->service);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -417,6 +418,7 @@ static int server_init(struct server *s, struct err *ret_err)
 		.n_loaders = s->params->n_devices,
 		.peers = &s->peers,
 		.account = &s->account,
+		.policy = s->params->policy,
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,
 		.own_fn = server_on_own_load,

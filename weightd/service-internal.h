@@ -21,16 +21,36 @@ struct service_wait {
 	TAILQ_ENTRY(service_wait) entry;
 };
 
+struct account;
+
+/* A device's account and where it belongs. */
+struct service_room {
+	struct service *service;
+	uint32_t slot;
+	struct account *account;
+};
+
 struct service {
 	const struct service_params *params;
 	struct registry *registry;
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
+	struct service_room rooms[SERVICE_MAX_DEVICES]; /* weightd/admission's */
 };
 
 /* To every watcher. */
 void service_tell(struct service *s, const struct rpc_reply_event *event);
+
+/* To who has a lease on the generation, watching or not. */
+void service_tell_holders(
+	struct service *s, uint64_t generation, const struct rpc_reply_event *event);
+
+/*
+ * Weights on the device of that slot, which nobody leases, holds or waits for, are given up, least
+ * recently leased first, until n_bytes are on their way out or there are no more.
+ */
+void service_evict(struct service *s, uint32_t slot, uint64_t n_bytes);
 
 /* What the last change freed goes to the loaders; the watchers are told. */
 void service_collect(struct service *s);

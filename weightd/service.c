@@ -9,6 +9,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
@@ -38,6 +39,8 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	s->params = params;
 	s->start_ns = service_now_ns();
 	int rc = registry_new(&s->registry);
+	if (rc == 0)
+		rc = admission_init(s);
 	if (rc < 0)
 		return rc;
 	*ret_service = TAKE_PTR(s);
@@ -64,6 +67,7 @@ struct service *service_free(struct service *s)
 	for (uint32_t i = 0; s->registry && i < registry_count(s->registry); i++)
 		service_free_generation(registry_at(s->registry, i)->data);
 	registry_free(s->registry);
+	admission_fini(s);
 	free(s);
 	return NULL;
 }
@@ -97,8 +101,21 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 		rpc_reply_event(p, event);
 }
 
+void service_tell_holders(
+	struct service *s, uint64_t generation, const struct rpc_reply_event *event)
+{
+	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
+		const struct registry_lease *l = registry_lease_at(s->registry, i);
+		struct peer *p = l->is_hold || l->generation != generation
+					 ? NULL
+					 : peer_find(s->params->peers, l->peer);
+		if (p && !p->is_watching)
+			rpc_reply_event(p, event);
+	}
+}
+
 /* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
-static uint64_t service_release(struct service *s, struct service_generation *data)
+static uint64_t service_release(struct service *s, uint64_t id, struct service_generation *data)
 {
 	uint64_t n_bytes = source_get_staged_bytes(data->source);
 
@@ -108,6 +125,7 @@ static uint64_t service_release(struct service *s, struct service_generation *da
 			continue;
 		n_bytes += e->device_bytes;
 		loader_release(s->params->loaders[i % s->params->n_loaders], e);
+		admission_leave(s, id, i);
 		data->residencies[i].export = NULL;
 	}
 	return n_bytes;
@@ -122,12 +140,69 @@ void service_collect(struct service *s)
 		if (data->residencies[0].export) {
 			log_info("model %s: generation %llu is gone, %llu bytes are free", g.model,
 				(unsigned long long)g.id,
-				(unsigned long long)service_release(s, data));
+				(unsigned long long)service_release(s, g.id, data));
 			service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_UNLOADED,
 						.model = g.model,
 						.generation = g.id});
 		}
 		service_free_generation(data);
+	}
+}
+
+/* May the generation's memory go, with its model? */
+static bool service_is_evictable(
+	const struct service *s, const struct registry_generation *g, uint32_t slot)
+{
+	const struct service_generation *data = g->data;
+	const struct service_wait *w;
+
+	if (g->state != REGISTRY_READY || g->is_filling || g->n_leases > 0 || g->n_holds > 0 ||
+		!data->residencies[slot].export ||
+		export_count_device_bytes(data->residencies[slot].export) == 0)
+		return false;
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		if (data->residencies[i].is_loading)
+			return false;
+	/* One that loads would take its place, and goes with an unload. */
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *other = registry_at(s->registry, i);
+		if (other->state == REGISTRY_LOADING && !strcmp(other->model, g->model))
+			return false;
+	}
+	TAILQ_FOREACH(w, &s->waits, entry)
+	if (!strcmp(w->model, g->model))
+		return false;
+	return true;
+}
+
+void service_evict(struct service *s, uint32_t slot, uint64_t n_bytes)
+{
+	uint64_t n_evicted = 0;
+
+	while (n_evicted < n_bytes) {
+		const struct registry_generation *oldest = NULL;
+		const struct service_generation *data = NULL;
+		struct err err = ERR_NULL;
+
+		for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+			const struct registry_generation *g = registry_at(s->registry, i);
+			if (!service_is_evictable(s, g, slot))
+				continue;
+			if (oldest && data->used_ns <=
+					      ((const struct service_generation *)g->data)->used_ns)
+				continue;
+			oldest = g;
+			data = g->data;
+		}
+		if (!oldest)
+			return;
+		n_evicted += export_count_device_bytes(data->residencies[slot].export);
+		log_info("model %s: generation %llu is evicted: nobody has it, and others need its "
+			 "memory",
+			oldest->model, (unsigned long long)oldest->id);
+		if (registry_unload(s->registry, oldest->model, &err) < 0)
+			return;
+		service_collect(s);
 	}
 }
 
@@ -138,9 +213,10 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
 		return;
 	log_warn("model %s: generation %llu is lost: %s", g->model, (unsigned long long)id, why);
-	service_tell(s,
-		&(struct rpc_reply_event){
-			.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why});
+	const struct rpc_reply_event event = {
+		.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why};
+	service_tell(s, &event);
+	service_tell_holders(s, id, &event);
 	registry_lose(s->registry, id);
 	service_collect(s);
 }
@@ -232,7 +308,7 @@ int service_load(struct service *s, struct peer *p, uint64_t request, const char
 		service_free_generation(data);
 		return rc;
 	}
-	rc = loader_load(s->params->loaders[0], id, data->source, false, ret_err);
+	rc = admission_load(s, id, 0, ret_err);
 	if (rc < 0) {
 		registry_failed(s->registry, id);
 		service_collect(s);
@@ -257,9 +333,13 @@ int service_unload(struct service *s, const char *name, struct err *ret_err, uin
 	int rc = registry_unload(s->registry, name, ret_err);
 	if (rc < 0)
 		return rc;
-	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-		g = registry_at(s->registry, i);
-		if (g->is_filling && !registry_is_wanted(s->registry, g->id))
+	for (uint32_t i = 0; i < registry_count(s->registry);) {
+		g = registry_at(s->registry, i++);
+		if (!g->is_filling || registry_is_wanted(s->registry, g->id))
+			continue;
+		if (admission_cancel(s, g->id))
+			i = 0; /* the list has changed */
+		else
 			loader_cancel(s->params->loaders[0], g->id);
 	}
 	const struct err why = {.text = "the model was unloaded while it loaded"};
@@ -271,18 +351,45 @@ int service_unload(struct service *s, const char *name, struct err *ret_err, uin
 
 /* ---- peers ---- */
 
+/* Before the lease ends. */
+static void service_end_lease(struct service *s, const struct peer *p, uint64_t generation)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+
+	((struct service_generation *)g->data)->used_ns = service_now_ns();
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_DETACHED,
+				.model = g->model,
+				.generation = generation,
+				.pid = p->pid});
+}
+
+int service_let_go(struct service *s, struct peer *p, uint64_t generation, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
+		const struct registry_lease *l = registry_lease_at(s->registry, i);
+		if (!l->is_hold && l->peer == p->id && l->generation == generation)
+			service_end_lease(s, p, generation);
+	}
+	int rc = registry_release(s->registry, generation, p->id, 0, service_now_ns(), ret_err);
+	service_collect(s);
+	return rc;
+}
+
+bool service_has_claims(const struct service *s, const struct peer *p)
+{
+	return registry_count_peer(s->registry, p->id) > 0 || admission_count_grants(s, p) > 0;
+}
+
 void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
+	admission_close(s, p, holder);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);
 		if (l->is_hold || l->peer != p->id)
 			continue;
-		service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_DETACHED,
-					.model = registry_find(s->registry, l->generation)->model,
-					.generation = l->generation,
-					.pid = p->pid});
+		service_end_lease(s, p, l->generation);
 	}
 	registry_close(s->registry, p->id, holder);
 	service_collect(s);
@@ -292,4 +399,10 @@ void service_exit(struct service *s, uint64_t holder)
 {
 	registry_exit(s->registry, holder);
 	service_collect(s);
+	admission_exit(s, holder);
+}
+
+void service_tick(struct service *s)
+{
+	admission_tick(s);
 }

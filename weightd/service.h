@@ -15,6 +15,7 @@
 struct err;
 struct export;
 struct loader;
+struct policy;
 struct registry;
 struct service;
 struct source;
@@ -35,6 +36,7 @@ struct service_generation {
 	uint64_t loaded_bytes;
 	uint64_t started_ns; /* CLOCK_MONOTONIC */
 	uint64_t load_ns;    /* request to ready; 0 before */
+	uint64_t used_ns;    /* when it became ready, or a lease began or ended last */
 	uint64_t peer;       /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
@@ -53,6 +55,7 @@ struct service_params {
 	uint32_t n_loaders;
 	const struct peer_list *peers;
 	struct source_account *account;
+	const struct policy *policy;
 	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
 	uint32_t n_pin_writable;
 	service_own_fn own_fn; /* may be NULL */
@@ -82,6 +85,16 @@ int must_check service_load(struct service *s, struct peer *p, uint64_t request,
 int must_check service_unload(
 	struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id);
 
+/*
+ * The peer has let go of the generation: its lease ends without a hold. holder: of its process, 0
+ * where none is watched. -ENOENT: it had none.
+ */
+int must_check service_let_go(
+	struct service *s, struct peer *p, uint64_t generation, struct err *ret_err);
+
+/* Does weightd have to know when the peer's process is gone? */
+bool service_has_claims(const struct service *s, const struct peer *p);
+
 /* The peer is about to be freed. holder as for registry_close. */
 void service_close(struct service *s, struct peer *p, uint64_t holder);
 
@@ -95,5 +108,8 @@ void service_exit(struct service *s, uint64_t holder);
  */
 void service_check_files(struct service *s);
 bool service_check_file(struct service *s, uint64_t id);
+
+/* Ends what waits too long for memory. To be called every second or so. */
+void service_tick(struct service *s);
 
 #endif

@@ -519,7 +519,7 @@ static void refuses_bad_events(void **state)
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, &fds);
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
-	event.kind = 8;
+	event.kind = 12;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */

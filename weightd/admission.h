@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_ADMISSION_H
+#define WEIGHTD_ADMISSION_H
+
+/*
+ * Who may take memory of weightd's devices, and when: the account of each device (weightd/account)
+ * with its peers, loads and registry around it. Devices that are not weightd's have no account.
+ *
+ * A device's budget is what its driver says, less --reserve, or the heap's size; at most
+ * --device-budget. It is looked at only while nothing is granted, for from then on the driver takes
+ * off what workers allocate, which the account has counted already. Loop thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct account;
+struct err;
+struct export;
+struct peer;
+struct service;
+
+/* Accounts for service_params.loaders. -ENOMEM. */
+int must_check admission_init(struct service *s);
+void admission_fini(struct service *s);
+
+/* Of the loader's device; NULL for the foreign slot. */
+const struct account *admission_get_account(const struct service *s, uint32_t slot);
+
+/* Granted to the peer, of all devices together. */
+uint64_t admission_count_grants(const struct service *s, const struct peer *p);
+
+struct admission_params {
+	uint64_t request;
+	const uint8_t *device_uuid; /* [16] */
+	uint64_t n_bytes;           /* in all */
+	uint64_t n_least_bytes;     /* at most n_bytes */
+};
+
+/*
+ * Reserve: answered by Reserved, or by an Error with who holds what, at once or within some
+ * seconds. -ENOMEM, -ENOSPC, -EBUSY, -EAGAIN as account_request and service_check_pending.
+ */
+int must_check admission_reserve(struct service *s, struct peer *p,
+	const struct admission_params *params, struct err *ret_err);
+
+/*
+ * Begins the load of a generation for a device, at once or when there is room for its file; after
+ * the account's wait it gets what there is, and its placement decides what becomes of it. Errors of
+ * loader_load, which come later as a failed load when it had to wait.
+ */
+int must_check admission_load(
+	struct service *s, uint64_t generation, uint32_t slot, struct err *ret_err);
+
+/* A load that waits has failed with -ECANCELED now: true. False: it does not wait. */
+bool admission_cancel(struct service *s, uint64_t generation);
+
+/* The load has ended: with an export, or NULL and without. */
+void admission_settle(
+	struct service *s, uint64_t generation, uint32_t slot, const struct export *e);
+
+/* Who holds what, behind the text of a load that found no room on the device. */
+void admission_explain(struct service *s, uint32_t slot, int code, struct err *err);
+
+/* The export is on its way to loader_release. */
+void admission_leave(struct service *s, uint64_t generation, uint32_t slot);
+
+/* Loaders have freed exports, perhaps. */
+void admission_collect(struct service *s);
+
+/* As service_close and service_exit. */
+void admission_close(struct service *s, const struct peer *p, uint64_t holder);
+void admission_exit(struct service *s, uint64_t holder);
+
+/* To be called every second or so: ends what waits too long. */
+void admission_tick(struct service *s);
+
+#endif
