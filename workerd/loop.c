@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <event2/event.h>
 
@@ -11,6 +12,7 @@
 #include "proto/util/notify.h"
 #include "proto/weights-client.h"
 #include "workerd/engine.h"
+#include "workerd/loan.h"
 #include "workerd/message.h"
 #include "workerd/queue.h"
 #include "workerd/rpc.h"
@@ -33,7 +35,8 @@ struct loop {
 	struct event_base *base;
 	struct server *server;
 	struct event *queue;
-	struct event *weightd;
+	struct event *weightd; /* pending while the client is here */
+	struct event *loan;
 	struct event *leave;
 	struct event *signals[2];
 	int code; /* of the engine's failure */
@@ -53,6 +56,9 @@ static void loop_go_on_stopping(struct loop *l)
 	case LOOP_TEXT_STOPS:
 		l->state = LOOP_ENGINE_STOPS;
 		engine_stop(l->params.engine);
+		/* It may wait for weightd, which would take its time. */
+		if (loan_close(l->params.loan))
+			shutdown(weights_client_get_fd(l->params.weightd), SHUT_RDWR);
 		break;
 	case LOOP_ENGINE_STOPS:
 		l->state = LOOP_CLIENTS_LEAVE;
@@ -73,9 +79,29 @@ static void loop_on_signal(evutil_socket_t signum, short what, void *userdata)
 		loop_go_on_stopping(l);
 }
 
+static void loop_on_changed(struct rpc_worker *w, const struct message_changed *c)
+{
+	w->is_parked = c->is_parked;
+	if (c->is_parked)
+		return;
+	w->generation = c->generation;
+	w->n_ctx = c->n_ctx;
+	w->n_dispatches = c->n_dispatches;
+	w->weights_bytes = c->weights_bytes;
+	w->attach_ns = c->attach_ns;
+	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
+		w->placed_bytes[p] = c->placed_bytes[p];
+}
+
 static void loop_on_message(struct loop *l, struct message *m)
 {
-	if (m->kind == MESSAGE_STOP) {
+	if (m->kind == MESSAGE_CHANGED) {
+		loop_on_changed(l->params.worker, &m->changed);
+		message_free(m);
+	} else if (m->kind == MESSAGE_MANIFEST) {
+		l->params.worker->has_chat_template = m->manifest.has_chat_template;
+		message_free(m);
+	} else if (m->kind == MESSAGE_STOP) {
 		message_free(m);
 		loop_go_on_stopping(l);
 	} else if (m->kind == MESSAGE_FAILED) {
@@ -111,8 +137,28 @@ static void loop_on_weightd(evutil_socket_t fd, short what, void *userdata)
 	if (!weights_client_dispatch(l->params.weightd, &e))
 		return;
 	event_del(l->weightd);
+	(void)loan_close(l->params.loan);
 	l->params.worker->is_weightd_connected = false;
 	log_warn("weightd is gone (%s); serving goes on", e.text);
+}
+
+/* The engine wants weightd's client, or has given it back. */
+static void loop_on_loan(evutil_socket_t fd, short what, void *userdata)
+{
+	struct loop *l = userdata;
+
+	(void)fd;
+	switch (loan_settle(l->params.loan)) {
+	case LOAN_IS_WANTED:
+		event_del(l->weightd);
+		loan_lend(l->params.loan);
+		break;
+	case LOAN_IS_BACK:
+		event_add(l->weightd, NULL);
+		loop_on_weightd(weights_client_get_fd(l->params.weightd), what, l);
+		break;
+	case LOAN_NOTHING: break;
+	}
 }
 
 static void loop_on_leave(evutil_socket_t fd, short what, void *userdata)
@@ -136,8 +182,9 @@ static int loop_add_events(struct loop *l)
 	l->weightd = event_new(
 		l->base, weights_client_get_fd(l->params.weightd), read, loop_on_weightd, l);
 	l->leave = evtimer_new(l->base, loop_on_leave, l);
-	if (!l->queue || !l->weightd || !l->leave || event_add(l->queue, NULL) ||
-		event_add(l->weightd, NULL))
+	l->loan = event_new(l->base, loan_get_fd(l->params.loan), read, loop_on_loan, l);
+	if (!l->queue || !l->weightd || !l->leave || !l->loan || event_add(l->queue, NULL) ||
+		event_add(l->weightd, NULL) || event_add(l->loan, NULL))
 		return -ENOMEM;
 	for (unsigned i = 0; i < ARRAY_SIZE(signums); i++) {
 		l->signals[i] = evsignal_new(l->base, signums[i], loop_on_signal, l);
@@ -192,6 +239,8 @@ struct loop *loop_free(struct loop *l)
 		event_free(l->queue);
 	if (l->weightd)
 		event_free(l->weightd);
+	if (l->loan)
+		event_free(l->loan);
 	if (l->leave)
 		event_free(l->leave);
 	if (l->base)

@@ -13,6 +13,7 @@
 
 struct engine;
 struct err;
+struct loan;
 struct loop;
 struct queue;
 struct rpc_worker;
@@ -21,8 +22,9 @@ struct weights_client;
 
 struct loop_params {
 	const char *path;          /* of the client socket */
-	struct rpc_worker *worker; /* is_weightd_connected is kept here */
+	struct rpc_worker *worker; /* what changes of it is kept here */
 	struct weights_client *weightd;
+	struct loan *loan; /* of weightd's client to the engine */
 	struct text *text;
 	struct engine *engine;
 	struct queue *text_queue; /* what they take from */

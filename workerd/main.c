@@ -10,14 +10,17 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
+#include "proto/weights-client.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
 #include "vk/probe.h"
 #include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
+#include "workerd/loan.h"
 #include "workerd/loop.h"
 #include "workerd/message.h"
+#include "workerd/notice.h"
 #include "workerd/options.h"
 #include "workerd/plan.h"
 #include "workerd/queue.h"
@@ -36,10 +39,12 @@ struct threads {
 	struct text *text;
 	struct engine *engine;
 	struct loop *loop;
+	struct loan *loan;
+	struct notice_params notice;
 };
 
-static int threads_start(struct threads *t, struct worker *w, struct rpc_worker *self,
-	const char *socket, struct err *ret_err)
+static int threads_start(struct threads *t, struct worker *w, const struct options *o,
+	struct rpc_worker *self, struct err *ret_err)
 {
 	int r = queue_new(&t->text_queue);
 
@@ -47,10 +52,12 @@ static int threads_start(struct threads *t, struct worker *w, struct rpc_worker 
 		r = queue_new(&t->engine_queue);
 	if (!r)
 		r = queue_new(&t->loop_queue);
+	if (!r)
+		r = loan_new(&t->loan);
 	if (r)
 		return r;
 	const struct text_params text = {
-		.manifest = w->weights->manifest,
+		.manifest = w->stack->weights->manifest,
 		.in = t->text_queue,
 		.engine = t->engine_queue,
 		.out = t->loop_queue,
@@ -60,21 +67,26 @@ static int threads_start(struct threads *t, struct worker *w, struct rpc_worker 
 		return r;
 	self->has_chat_template = text_has_chat_template(t->text);
 	const struct engine_params engine = {
-		.device = w->device,
-		.manifest = w->weights->manifest,
-		.kv = w->kv,
-		.plan = w->plan,
-		.n_rows = w->n_rows,
+		.site = &w->site,
+		.stack = w->stack,
+		.loan = t->loan,
+		.park_after_ns = o->park_after_ns,
+		.no_park = o->no_park,
 		.in = t->engine_queue,
+		.text = t->text_queue,
 		.out = t->loop_queue,
 	};
 	r = engine_new(&engine, ret_err, &t->engine);
 	if (r)
 		return r;
+	w->stack = NULL;
+	t->notice = (struct notice_params){.model = o->model, .engine = t->engine_queue};
+	weights_client_set_event_fn(w->site.weightd, notice_on_event, &t->notice);
 	const struct loop_params loop = {
-		.path = socket,
+		.path = w->site.socket,
 		.worker = self,
-		.weightd = w->weightd,
+		.weightd = w->site.weightd,
+		.loan = t->loan,
 		.text = t->text,
 		.engine = t->engine,
 		.text_queue = t->text_queue,
@@ -88,8 +100,12 @@ static int threads_start(struct threads *t, struct worker *w, struct rpc_worker 
 static void threads_end(struct threads *t)
 {
 	text_free(t->text);
+	/* Without a loop there is nobody to lend it. */
+	if (t->loan)
+		(void)loan_close(t->loan);
 	engine_free(t->engine);
 	loop_free(t->loop);
+	loan_free(t->loan);
 	struct queue *const queues[] = {t->text_queue, t->engine_queue, t->loop_queue};
 	for (unsigned i = 0; i < ARRAY_SIZE(queues); i++) {
 		if (queues[i])
@@ -101,7 +117,7 @@ static void threads_end(struct threads *t)
 static void describe(const struct options *o, const struct worker *w, uint64_t start_ns,
 	struct rpc_worker *ret_self)
 {
-	const struct vk_device_info *info = vk_device_get_info(w->device);
+	const struct vk_device_info *info = vk_device_get_info(w->site.device);
 
 	*ret_self = (struct rpc_worker){
 		.model = o->model,
@@ -109,15 +125,15 @@ static void describe(const struct options *o, const struct worker *w, uint64_t s
 		.is_software = info->is_software,
 		.is_weightd_connected = true,
 		.max_sessions = o->n_sessions,
-		.n_ctx = kv_get_params(w->kv)->n_ctx,
-		.n_dispatches = plan_get_n_dispatches(w->plan),
-		.generation = w->weights->generation,
-		.weights_bytes = w->weights->n_bytes,
+		.n_ctx = kv_get_params(w->stack->kv)->n_ctx,
+		.n_dispatches = plan_get_n_dispatches(w->stack->plan),
+		.generation = w->stack->weights->generation,
+		.weights_bytes = w->stack->weights->n_bytes,
 		.start_ns = start_ns,
-		.attach_ns = w->weights->attach_ns,
+		.attach_ns = w->stack->weights->attach_ns,
 	};
 	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
-		ret_self->placed_bytes[p] = weights_count_bytes(w->weights, p);
+		ret_self->placed_bytes[p] = weights_count_bytes(w->stack->weights, p);
 }
 
 /* Whatever the log level: scripts wait for this line. */
@@ -131,8 +147,7 @@ static void say_ready(struct rpc_worker *self, const char *socket)
 	notify_ready();
 }
 
-static int serve(const struct options *o, struct worker *w, const char *socket, uint64_t start_ns,
-	struct err *ret_err)
+static int serve(const struct options *o, struct worker *w, uint64_t start_ns, struct err *ret_err)
 {
 	struct threads threads = {0};
 	struct rpc_worker self;
@@ -146,12 +161,10 @@ static int serve(const struct options *o, struct worker *w, const char *socket, 
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
 	pthread_sigmask(SIG_BLOCK, &signals, &old);
-	r = threads_start(&threads, w, &self, socket, ret_err);
+	r = threads_start(&threads, w, o, &self, ret_err);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (!r)
-		r = worker_report(w, socket, ret_err);
 	if (!r) {
-		say_ready(&self, socket);
+		say_ready(&self, w->site.socket);
 		r = loop_run(threads.loop, ret_err);
 	}
 	threads_end(&threads);
@@ -169,10 +182,10 @@ static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 		if (r)
 			return err_set(ret_err, -r, "the default client socket: %s", strerror(-r));
 	}
-	r = worker_new(o, ret_err, &w);
+	r = worker_new(o, o->socket ? o->socket : socket, ret_err, &w);
 	if (r)
 		return r;
-	r = serve(o, w, o->socket ? o->socket : socket, start_ns, ret_err);
+	r = serve(o, w, start_ns, ret_err);
 	worker_free(w);
 	return r;
 }

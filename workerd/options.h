@@ -28,8 +28,10 @@ struct options {
 	const char *device;  /* NULL: weightd's */
 	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
 	uint32_t n_sessions;
-	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
-	uint32_t stream_rows; /* see plan.h; 0: measured */
+	uint32_t n_chunk;       /* rows a step; 0: 256 or less as fits */
+	uint32_t stream_rows;   /* see plan.h; 0: measured */
+	uint64_t park_after_ns; /* idle; 0: under pressure alone */
+	bool no_park;           /* not under pressure either */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

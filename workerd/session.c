@@ -42,10 +42,26 @@ void session_close(struct session *s)
 	*s = (struct session){.state = SESSION_CLOSED};
 }
 
+void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_other_tokens)
+{
+	s->slot = slot;
+	s->n_cached = 0;
+	if (n_ctx < s->n_ctx && s->n_tokens <= n_ctx)
+		s->n_ctx = n_ctx;
+	s->is_stale |= has_other_tokens || s->n_ctx > n_ctx;
+	assert(!s->is_stale || s->state != SESSION_GENERATING);
+}
+
 static int session_check_idle(const struct session *s, struct err *ret_err)
 {
 	if (s->state != SESSION_IDLE)
 		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
+	if (s->is_stale)
+		return err_set(ret_err, ESTALE,
+			"session %" PRIu64
+			": the model was replaced by one with other tokens or a smaller context: "
+			"open a new session",
+			s->id);
 	return 0;
 }
 

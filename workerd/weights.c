@@ -12,6 +12,7 @@
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "proto/weights-client.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -259,11 +260,17 @@ int weights_attach(struct weights_client *c, struct vk_device *d, const char *mo
 
 	if (r)
 		return r;
+	uint64_t generation = acquired.generation;
 	w = calloc(1, sizeof(*w));
 	r = w ? weights_fill(w, d, &acquired, ret_err, ret_refused) : -ENOMEM;
 	weights_client_acquired_fini(&acquired);
 	if (r) {
+		struct err ignored = ERR_NULL;
+
 		weights_free(w);
+		/* A refused import needs another connection anyway, which takes the lease along. */
+		if (r < 0 && weights_client_release(c, generation, &ignored))
+			log_debug("%s", ignored.text);
 		err_prefix(ret_err, "model %s", model);
 		return r;
 	}
@@ -291,7 +298,7 @@ struct weights *weights_free(struct weights *w)
 }
 
 /* Of "blk.<layer>.", which is how GGUF names a layer's tensors. */
-static uint32_t weights_get_layer(const char *name)
+uint32_t weights_get_layer(const char *name)
 {
 	uint32_t layer;
 	int n = 0;

@@ -66,7 +66,7 @@ enum { WEIGHTS_REFUSED = 2 };
 /*
  * Takes a lease, imports every allocation, checks the manifest and acquires ownership. Descriptors
  * that are host pages are mapped after their size was checked; the mapping lives as long as the
- * memory. ret_refused is written with WEIGHTS_REFUSED only.
+ * memory. ret_refused is written with WEIGHTS_REFUSED only. On an error the lease is given back.
  */
 int must_check weights_attach(struct weights_client *c, struct vk_device *d, const char *model,
 	struct err *ret_err, uint32_t *ret_refused, struct weights **ret_weights);
@@ -77,6 +77,9 @@ struct weights *weights_free(struct weights *w);
 /* Looked up when the plan is built, never in a step. -ENOENT with the name in ret_err. */
 int must_check weights_find(const struct weights *w, const char *name, struct err *ret_err,
 	struct weights_tensor *ret_tensor);
+
+/* Of a tensor's name; WEIGHTS_NO_LAYER. */
+uint32_t weights_get_layer(const char *name);
 
 /* Bytes of the allocations with that enum manifest_placement. */
 uint64_t weights_count_bytes(const struct weights *w, uint32_t placement);
