@@ -52,7 +52,8 @@ void session_close(struct session *s);
 /*
  * The KV cache is another one, or the model: everything is to be computed again, in slot, with room
  * for n_ctx tokens. With has_other_tokens, or more tokens than that, the session becomes stale: all
- * but closing it is -ESTALE from then on. A generation that goes on must be neither.
+ * is -ESTALE from then on, but closing it, or truncating it to nothing, which makes it good again.
+ * A generation that goes on must be neither.
  */
 void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_other_tokens);
 
