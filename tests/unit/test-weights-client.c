@@ -548,6 +548,51 @@ static void reports(void **state)
 	weights_client_free(c);
 }
 
+/* One answered Reserve of 100 bytes, or of as few as 40. */
+static int reserve(struct weights_client *c, uint32_t request, uint64_t n_answer, struct err *e,
+	uint64_t *ret_bytes)
+{
+	static const uint8_t uuid[16] = {5};
+	Wd__Reserved reserved = WD__RESERVED__INIT;
+	struct fdlist fds;
+
+	reserved.n_bytes = n_answer;
+	weights_peer_reply(request, WD__REPLY__BODY_RESERVED, &reserved, NULL);
+	int r = weights_client_reserve(c, uuid, 100, 40, e, ret_bytes);
+	Wd__Request *q = weights_peer_take(&fds);
+	assert_int_equal(q->reserve->device_uuid.len, 16);
+	assert_int_equal(q->reserve->device_uuid.data[0], 5);
+	assert_int_equal(q->reserve->n_bytes, 100);
+	assert_int_equal(q->reserve->least_bytes, 40);
+	wd__request__free_unpacked(q, NULL);
+	return r;
+}
+
+static void reserves_and_releases(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct err e = ERR_NULL;
+	struct fdlist fds;
+	uint64_t n_bytes = 0;
+
+	(void)state;
+	assert_int_equal(reserve(c, 2, 100, &e, &n_bytes), 0);
+	assert_int_equal(n_bytes, 100);
+	assert_int_equal(reserve(c, 3, 40, &e, &n_bytes), 0);
+	assert_int_equal(n_bytes, 40);
+	weights_peer_done(4, 9);
+	assert_int_equal(weights_client_release(c, 9, &e), 0);
+	Wd__Request *r = weights_peer_take(&fds);
+	assert_int_equal(r->release->generation, 9);
+	wd__request__free_unpacked(r, NULL);
+	/* Less than the least is no grant, and more than was asked for none either. */
+	assert_int_equal(reserve(c, 5, 39, &e, &n_bytes), -EPROTO);
+	assert_non_null(strstr(e.text, "expected 40 to 100 bytes, found 39"));
+	assert_int_equal(reserve(c, 6, 101, &e, &n_bytes), -EPROTO);
+	assert_int_equal(n_bytes, 40);
+	weights_peer_close(c);
+}
+
 static void *serve_one(void *arg)
 {
 	const int *listener = arg;
@@ -620,6 +665,7 @@ int main(void)
 		CASE(reports),
 		CASE(connects_to_a_path),
 		CASE(knows_the_default_path),
+		CASE(reserves_and_releases),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
