@@ -69,9 +69,11 @@ int plan_layout_measure(const struct weights *w, const struct plan_params *param
 		g.n_rot / 2 * sizeof(uint64_t) + g.n_table_entries * sizeof(uint64_t);
 	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, n_constant_bytes, &io))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
+	uint64_t n_slot_bytes = plan_layout_count_slots(w);
+	if (n_slot_bytes) /* their experts have tables of their own */
+		n_slot_bytes += g.n_table_entries * sizeof(uint64_t);
 	*ret_bytes = (struct plan_layout_bytes){
-		.n_scratch_bytes = n_value_bytes + n_constant_bytes + plan_layout_count_slots(w) +
-				   g.n_table_entries * sizeof(uint64_t) +
+		.n_scratch_bytes = n_value_bytes + n_constant_bytes + n_slot_bytes +
 				   params->n_expert_cache_bytes,
 		.n_io_bytes = io.n_bytes,
 	};
