@@ -195,8 +195,13 @@ static void account_serve(struct account *a, uint64_t now_ns)
 		struct err err = ERR_NULL;
 		int rc = 0;
 
-		if (room < q.n_bytes && !is_over)
+		if (room < q.n_bytes && !is_over) {
+			/* Perhaps nobody has something any more. */
+			if (room + a->n_leaving_bytes < q.n_bytes)
+				a->params.evict(
+					a->params.userdata, q.n_bytes - room - a->n_leaving_bytes);
 			break;
+		}
 		account_drop_wait(a, 0);
 		if (room > q.n_bytes)
 			room = q.n_bytes;
@@ -346,6 +351,12 @@ void account_resume(struct account *a, uint64_t holder, uint64_t peer)
 	}
 	row->id = peer;
 	row->is_gone = false;
+}
+
+void account_restore(struct account *a, const struct account_request *q)
+{
+	if (a->n_rows < ACCOUNT_MAX_ROWS || account_find(a, q->kind, q->id))
+		account_set(a, q, q->n_bytes);
 }
 
 void account_tick(struct account *a, uint64_t now_ns)

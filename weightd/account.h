@@ -28,7 +28,7 @@ enum {
 };
 
 #define ACCOUNT_WAIT_NS 5000000000ull
-#define ACCOUNT_PRESS_NS 1000000000ull
+#define ACCOUNT_PRESS_NS 500000000ull
 
 /* A condition of account_request: it waits, and account_params.answer follows. */
 enum { ACCOUNT_WAIT = 1 };
@@ -106,6 +106,9 @@ void account_exit(struct account *a, uint64_t holder, uint64_t now_ns);
 
 /* The process is back as this peer: it has the grant that its process had. */
 void account_resume(struct account *a, uint64_t holder, uint64_t peer);
+
+/* The id has n_bytes from before this account began: they count, whatever the budget is. */
+void account_restore(struct account *a, const struct account_request *request);
 
 /* Asks again, and ends waits that have lasted too long. To be called now and then. */
 void account_tick(struct account *a, uint64_t now_ns);

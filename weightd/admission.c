@@ -19,6 +19,10 @@
 /* Weights take their file's bytes and what alignment adds; a driver rounds allocations up too. */
 enum { ADMISSION_SLACK_BYTES = 1 << 20, ADMISSION_SLACK_SHIFT = 10 };
 
+/* Weights that do not all fit leave so much of the room to the KV caches without which they are of
+ * no use: a sixteenth. */
+enum { ADMISSION_KV_SHIFT = 4 };
+
 static struct account *admission_find(const struct service *s, uint32_t slot)
 {
 	return slot < s->params->n_loaders ? s->rooms[slot].account : NULL;
@@ -81,6 +85,9 @@ static int admission_start(struct service *s, uint32_t slot, uint64_t generation
 	const struct registry_generation *g = registry_find(s->registry, generation);
 	const struct service_generation *data = g->data;
 
+	/* A budget for weights says itself what it leaves to others. */
+	if (!s->params->policy->vram_budget && n_bytes < admission_add_slack(data->file_bytes))
+		n_bytes -= n_bytes >> ADMISSION_KV_SHIFT;
 	return loader_load_within(s->params->loaders[slot], generation, data->source,
 		admission_subtract_slack(n_bytes), ret_err);
 }
@@ -178,6 +185,32 @@ static void admission_name_model(
 	snprintf(model, ACCOUNT_MAX_MODEL_BYTES, "none");
 }
 
+/* The slot of the device; the foreign one for others. */
+static uint32_t admission_find_device(const struct service *s, const uint8_t *uuid)
+{
+	uint32_t slot = 0;
+
+	while (slot < s->params->n_loaders &&
+		memcmp(uuid, loader_get_info(s->params->loaders[slot])->uuid, 16))
+		slot++;
+	return slot;
+}
+
+void admission_resume(struct service *s, const struct peer *p, uint64_t holder,
+	const struct admission_params *params)
+{
+	struct account *a = admission_find(s, admission_find_device(s, params->device_uuid));
+	struct account_request q = {
+		.kind = ACCOUNT_GRANT, .id = p->id, .n_bytes = params->n_bytes, .pid = p->pid};
+
+	for (uint32_t i = 0; i < s->params->n_loaders && holder; i++)
+		account_resume(s->rooms[i].account, holder, p->id);
+	if (!a || account_get_grant(a, p->id) > 0 || params->n_bytes == 0)
+		return;
+	admission_name_model(s, p, q.model);
+	account_restore(a, &q);
+}
+
 int admission_reserve(struct service *s, struct peer *p, const struct admission_params *params,
 	struct err *ret_err)
 {
@@ -188,14 +221,11 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 		.n_least_bytes = params->n_least_bytes,
 		.pid = p->pid};
 	uint64_t n_bytes = params->n_bytes;
-	uint32_t slot = 0;
+	uint32_t slot = admission_find_device(s, params->device_uuid);
 	int rc = service_check_pending(p, ret_err);
 
 	if (rc < 0)
 		return rc;
-	while (slot < s->params->n_loaders &&
-		memcmp(params->device_uuid, loader_get_info(s->params->loaders[slot])->uuid, 16))
-		slot++;
 	if (slot < s->params->n_loaders) {
 		admission_update_budget(s, slot);
 		admission_name_model(s, p, q.model);

@@ -73,6 +73,13 @@ void admission_collect(struct service *s);
 void admission_close(struct service *s, const struct peer *p, uint64_t holder);
 void admission_exit(struct service *s, uint64_t holder);
 
+/*
+ * The peer's process had a connection before, to this weightd (holder: its id among the holders, or
+ * 0) or to one before it: it has its grant again, or what it says that it has.
+ */
+void admission_resume(struct service *s, const struct peer *p, uint64_t holder,
+	const struct admission_params *params);
+
 /* To be called every second or so: ends what waits too long. */
 void admission_tick(struct service *s);
 

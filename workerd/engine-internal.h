@@ -9,6 +9,7 @@
 
 #include "proto/util/err.h"
 #include "workerd/engine.h"
+#include "workerd/stack.h"
 
 struct manifest;
 struct message;
@@ -16,6 +17,7 @@ struct scheduler;
 
 struct engine {
 	struct engine_params params;
+	struct stack_params site;  /* its client is the one that was lent last */
 	struct stack *stack;       /* NULL: parked */
 	struct manifest *manifest; /* a reference: of the stack there is, or of the last */
 	uint64_t generation;       /* likewise */

@@ -180,7 +180,7 @@ static int engine_status(struct engine *e, struct message *m)
 	s->generated_tokens = counters->generated_tokens;
 	if (e->stack)
 		plan_get_counters(e->stack->plan, &s->stream);
-	vk_memory_get_counters(e->params.site->device, bytes);
+	vk_memory_get_counters(e->site.device, bytes);
 	_Static_assert((int)VK_MEMORY_N_ROLES <= MESSAGE_MAX_ROLES, "a row for every role");
 	s->n_roles = VK_MEMORY_N_ROLES;
 	for (uint32_t i = 0; i < s->n_roles; i++)
@@ -251,7 +251,7 @@ static void engine_handle(struct engine *e, struct message *m)
 
 static void engine_save_cache(struct engine *e)
 {
-	if (vk_cache_save(e->params.site->device))
+	if (vk_cache_save(e->site.device))
 		log_debug("the pipeline cache was not saved");
 	e->is_cache_saved = true;
 }
@@ -362,6 +362,7 @@ int engine_new(const struct engine_params *params, struct err *ret_err, struct e
 	if (!e)
 		return -ENOMEM;
 	e->params = *params;
+	e->site = *params->site;
 	e->stack = params->stack;
 	e->manifest = manifest_ref(params->stack->weights->manifest);
 	e->generation = params->stack->weights->generation;

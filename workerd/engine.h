@@ -33,7 +33,7 @@ struct stack;
 struct stack_params;
 
 struct engine_params {
-	const struct stack_params *site; /* its client only by loan */
+	const struct stack_params *site; /* copied; its client comes by loan */
 	struct stack *stack;
 	struct loan *loan;
 	uint64_t park_after_ns; /* without a generation; 0: only when others need memory */

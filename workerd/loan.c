@@ -16,6 +16,7 @@ struct loan {
 	pthread_cond_t cond;
 	enum loan_state state;
 	bool is_closed;
+	struct weights_client *client; /* that is lent */
 };
 
 int loan_new(struct loan **ret_loan)
@@ -49,7 +50,7 @@ struct loan *loan_free(struct loan *l)
 	return NULL;
 }
 
-int loan_take(struct loan *l, struct err *ret_err)
+int loan_take(struct loan *l, struct err *ret_err, struct weights_client **ret_client)
 {
 	pthread_mutex_lock(&l->mutex);
 	/* What was given back last may not have been noticed yet: it is as good as home. */
@@ -61,7 +62,9 @@ int loan_take(struct loan *l, struct err *ret_err)
 	while (l->state == LOAN_WANTED && !l->is_closed)
 		pthread_cond_wait(&l->cond, &l->mutex);
 	bool has_it = l->state == LOAN_LENT;
-	if (!has_it)
+	if (has_it)
+		*ret_client = l->client;
+	else
 		l->state = LOAN_HOME;
 	pthread_mutex_unlock(&l->mutex);
 	return has_it ? 0 : err_set(ret_err, ENOTCONN, "weightd is gone");
@@ -99,11 +102,12 @@ enum loan_news loan_settle(struct loan *l)
 	return news;
 }
 
-void loan_lend(struct loan *l)
+void loan_lend(struct loan *l, struct weights_client *client)
 {
 	pthread_mutex_lock(&l->mutex);
 	if (l->state == LOAN_WANTED) {
 		l->state = LOAN_LENT;
+		l->client = client;
 		pthread_cond_signal(&l->cond);
 	}
 	pthread_mutex_unlock(&l->mutex);
@@ -117,4 +121,11 @@ bool loan_close(struct loan *l)
 	pthread_cond_signal(&l->cond);
 	pthread_mutex_unlock(&l->mutex);
 	return is_lent;
+}
+
+void loan_open(struct loan *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	l->is_closed = false;
+	pthread_mutex_unlock(&l->mutex);
 }

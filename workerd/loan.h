@@ -9,7 +9,7 @@
  * the client's event function runs on whichever thread has it.
  *
  *	home -> wanted -> lent -> returned -> home        engine: take, give_back; loop: settle
- *	any but lent -> closed; lent is closed when it comes back
+ *	any but lent -> closed -> home; lent is closed when it comes back
  */
 #include <stdbool.h>
 
@@ -17,6 +17,7 @@
 
 struct err;
 struct loan;
+struct weights_client;
 
 /* It is home. */
 int must_check loan_new(struct loan **ret_loan);
@@ -25,7 +26,7 @@ int must_check loan_new(struct loan **ret_loan);
 struct loan *loan_free(struct loan *l);
 
 /* Waits until the loop lends it. -ENOTCONN: weightd is gone, or the loop ends. Engine thread. */
-int must_check loan_take(struct loan *l, struct err *ret_err);
+int must_check loan_take(struct loan *l, struct err *ret_err, struct weights_client **ret_client);
 void loan_give_back(struct loan *l);
 
 /* ---- the loop thread's ---- */
@@ -40,12 +41,15 @@ enum loan_news {
 };
 enum loan_news loan_settle(struct loan *l);
 
-void loan_lend(struct loan *l);
+void loan_lend(struct loan *l, struct weights_client *client);
 
 /*
  * There is no weightd any more. True: the engine has it now, and is to be disturbed by a shutdown
  * of the connection if it is not to be waited for.
  */
 bool loan_close(struct loan *l);
+
+/* There is one again. */
+void loan_open(struct loan *l);
 
 #endif

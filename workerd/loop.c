@@ -151,7 +151,7 @@ static void loop_on_loan(evutil_socket_t fd, short what, void *userdata)
 	switch (loan_settle(l->params.loan)) {
 	case LOAN_IS_WANTED:
 		event_del(l->weightd);
-		loan_lend(l->params.loan);
+		loan_lend(l->params.loan, l->params.weightd);
 		break;
 	case LOAN_IS_BACK:
 		event_add(l->weightd, NULL);

@@ -57,12 +57,18 @@ static void park_tell_changed(struct engine *e)
 	engine_send(e, m);
 }
 
+/* It may be another one than the last time. */
+static int park_take_client(struct engine *e, struct err *ret_err)
+{
+	return loan_take(e->params.loan, ret_err, &e->site.weightd);
+}
+
 /* The client is the engine's. What it cannot say weightd will notice by itself. */
 static void park_leave(struct engine *e, uint64_t generation)
 {
 	struct err error = ERR_NULL;
 
-	if (stack_leave(e->params.site, generation, &error))
+	if (stack_leave(&e->site, generation, &error))
 		log_warn("weightd was not told that generation %" PRIu64 " is given back: %s",
 			generation, error.text);
 }
@@ -81,7 +87,7 @@ static bool park_drop(struct engine *e)
 	struct err error = ERR_NULL;
 
 	e->idle_ns = clock_now_ns();
-	if (loan_take(e->params.loan, &error)) {
+	if (park_take_client(e, &error)) {
 		log_debug("not parked: %s", error.text);
 		return false;
 	}
@@ -149,7 +155,7 @@ static int park_make_stack(struct engine *e, struct err *ret_err)
 {
 	struct stack *s = NULL;
 	uint32_t refused;
-	int r = stack_new(e->params.site, ret_err, &refused, &s);
+	int r = stack_new(&e->site, ret_err, &refused, &s);
 
 	if (r)
 		return r;
@@ -170,7 +176,7 @@ static int park_make_stack(struct engine *e, struct err *ret_err)
 int park_unpark(struct engine *e, struct err *ret_err)
 {
 	uint64_t start_ns = clock_now_ns();
-	int r = loan_take(e->params.loan, ret_err);
+	int r = park_take_client(e, ret_err);
 
 	if (!r) {
 		r = park_make_stack(e, ret_err);
@@ -199,7 +205,7 @@ static void park_recover(struct engine *e)
 	struct err error = ERR_NULL;
 
 	log_warn("generation %" PRIu64 " is dropped: %s", e->generation, e->lost_why.text);
-	int r = loan_take(e->params.loan, &error);
+	int r = park_take_client(e, &error);
 	if (r) {
 		scheduler_detach(e->scheduler);
 		e->stack = stack_free(e->stack);
@@ -228,9 +234,9 @@ static bool park_fits_newest(struct engine *e)
 
 	if (scheduler_get_largest_ctx(e->scheduler) == 0)
 		return true;
-	if (e->unfit == e->newest || loan_take(e->params.loan, &error))
+	if (e->unfit == e->newest || park_take_client(e, &error))
 		return false;
-	int r = stack_describe(e->params.site, &error, &m);
+	int r = stack_describe(&e->site, &error, &m);
 	loan_give_back(e->params.loan);
 	if (r) {
 		log_debug("generation %" PRIu64 ": %s", e->newest, error.text);

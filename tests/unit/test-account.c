@@ -288,6 +288,28 @@ static void test_evicts_and_counts_until_free(void **state)
 	account_free(w.account);
 }
 
+/* Weights that are let go while somebody waits go at once. */
+static void test_evicts_when_let_go(void **state)
+{
+	struct world w;
+	struct err err = ERR_NULL;
+
+	(void)state;
+	world_open(&w, BUDGET);
+	assert_int_equal(world_ask(&w, ACCOUNT_WEIGHTS, 1, 600, 600, &err), 0);
+	assert_int_equal(reserve(&w, 1, 100, &err), 0);
+	assert_int_equal(reserve(&w, 2, 800, &err), ACCOUNT_WAIT);
+	assert_int_equal(w.leaving, 0);
+	w.is_evictable[0] = true; /* its last worker parks */
+	assert_int_equal(reserve(&w, 1, 0, &err), 0);
+	assert_int_equal(w.leaving, 600);
+	w.leaving = 0;
+	account_freed(w.account, 600, w.now_ns);
+	assert_int_equal(w.granted[1], 800);
+	world_check(&w);
+	account_free(w.account);
+}
+
 static void test_grant_ends_with_the_process(void **state)
 {
 	struct world w;
@@ -318,6 +340,16 @@ static void test_grant_ends_with_the_process(void **state)
 	assert_int_equal(reserve(&w, 2, 1000, &err), 0);
 	account_close(w.account, 2, 0, w.now_ns);
 	assert_int_equal(account_get_grant(w.account, 2), 0);
+	memset(w.granted, 0, sizeof(w.granted));
+	/* What was there before the account: more than the budget, and nobody gets more. */
+	account_restore(
+		w.account, &(struct account_request){
+				   .kind = ACCOUNT_GRANT, .id = 5, .n_bytes = 1200, .pid = 1005});
+	assert_int_equal(account_get_grant(w.account, 5), 1200);
+	assert_int_equal(reserve(&w, 6, 1, &err), -ENOMEM);
+	w.granted[4] = 1200;
+	assert_int_equal(reserve(&w, 5, 900, &err), 0);
+	assert_int_equal(reserve(&w, 6, 100, &err), 0);
 	account_free(w.account);
 }
 
@@ -482,6 +514,7 @@ int main(void)
 		CASE(test_nobody_to_wait_for),
 		CASE(test_parks_serve_in_order),
 		CASE(test_evicts_and_counts_until_free),
+		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
 		CASE(test_presses_again),
 		CASE(test_any_interleaving),

@@ -13,6 +13,8 @@
 enum { N_LOANS = 2000 };
 
 static struct loan *loan;
+static char client_bytes;
+static struct weights_client *const client = (struct weights_client *)&client_bytes;
 static atomic_int n_hands; /* that have it beside the loop's */
 static atomic_int last_code;
 
@@ -22,13 +24,15 @@ static void *borrow(void *userdata)
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct err e = ERR_NULL;
-		int r = loan_take(loan, &e);
+		struct weights_client *c = NULL;
+		int r = loan_take(loan, &e, &c);
 
 		last_code = r;
 		if (r) {
 			assert_string_equal(e.text, "weightd is gone");
 			break;
 		}
+		assert_ptr_equal(c, client);
 		assert_int_equal(n_hands++, 0);
 		n_hands--;
 		loan_give_back(loan);
@@ -61,7 +65,7 @@ static void test_there_and_back(void **state)
 			assert_int_equal(n_hands, 0);
 			is_home = false;
 			n_lent++;
-			loan_lend(loan);
+			loan_lend(loan, client);
 			break;
 		case LOAN_IS_BACK: is_home = true; break;
 		case LOAN_NOTHING: break;
@@ -87,17 +91,28 @@ static void test_closed(void **state)
 	assert_false(loan_close(loan));
 	pthread_join(thread, NULL);
 	assert_int_equal(last_code, -ENOTCONN);
-	assert_int_equal(loan_take(loan, &e), -ENOTCONN);
+	struct weights_client *c;
+	assert_int_equal(loan_take(loan, &e, &c), -ENOTCONN);
 	assert_int_equal(loan_settle(loan), LOAN_NOTHING);
-	loan_lend(loan);
+	loan_lend(loan, client);
+	/* There is a weightd again. */
+	loan_open(loan);
+	assert_int_equal(pthread_create(&thread, NULL, borrow, &n), 0);
+	wait_news();
+	assert_int_equal(loan_settle(loan), LOAN_IS_WANTED);
+	loan_lend(loan, client);
+	pthread_join(thread, NULL);
+	assert_int_equal(last_code, 0);
+	assert_int_equal(loan_settle(loan), LOAN_IS_BACK);
 	loan = loan_free(loan);
 }
 
 static void *hold(void *userdata)
 {
+	struct weights_client *c;
 	struct err e = ERR_NULL;
 
-	last_code = loan_take(loan, &e);
+	last_code = loan_take(loan, &e, &c);
 	n_hands++;
 	while (*(atomic_bool *)userdata)
 		;
@@ -116,7 +131,7 @@ static void test_closed_while_lent(void **state)
 	assert_int_equal(pthread_create(&thread, NULL, hold, &holds), 0);
 	wait_news();
 	assert_int_equal(loan_settle(loan), LOAN_IS_WANTED);
-	loan_lend(loan);
+	loan_lend(loan, client);
 	while (n_hands == 0)
 		;
 	assert_true(loan_close(loan));
