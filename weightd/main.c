@@ -40,7 +40,7 @@ static const char usage[] =
 	"workers\n"
 	"                            reserve; default what the driver has\n"
 	"  --host-budget BYTES       at most that many in host memory\n"
-	"  --reserve BYTES           of what is free on a device, left to others\n"
+	"  --reserve BYTES           of what is free on a device, left to others than weightd's workers\n"
 	"  --place PATTERN=PLACEMENT tensors whose names match (as file names in a shell) are "
 	"device,\n"
 	"                            pinned (the file's own pages), staged (one copy in host\n"
