@@ -258,6 +258,9 @@ int account_request(struct account *a, const struct account_request *q, uint64_t
 		account_serve(a, now_ns);
 		return 0;
 	}
+	/* Whoever parks, it would not be enough. */
+	if (q->n_least_bytes > a->params.n_budget_bytes)
+		return account_refuse(a, q, ret_err);
 	if (!account_press(a, q) && a->n_waits == 0) {
 		room = account_get_room(a, q);
 		if (room < q->n_least_bytes)
@@ -270,6 +273,17 @@ int account_request(struct account *a, const struct account_request *q, uint64_t
 		(struct account_wait){.request = *q, .since_ns = now_ns, .pressed_ns = now_ns};
 	account_serve(a, now_ns);
 	return ACCOUNT_WAIT;
+}
+
+uint64_t account_take(struct account *a, const struct account_request *q)
+{
+	struct err ignored = ERR_NULL;
+	uint64_t room = a->n_waits ? 0 : account_get_room(a, q);
+
+	if (account_check(a, q, &ignored) < 0)
+		return 0;
+	account_set(a, q, room < q->n_bytes ? room : q->n_bytes);
+	return room < q->n_bytes ? room : q->n_bytes;
 }
 
 void account_set_weights(struct account *a, uint64_t generation, uint64_t n_bytes, uint64_t now_ns)

@@ -85,6 +85,12 @@ void account_set_budget(struct account *a, uint64_t n_bytes, uint64_t now_ns);
 int must_check account_request(struct account *a, const struct account_request *request,
 	uint64_t now_ns, struct err *ret_err, uint64_t *ret_n_bytes);
 
+/*
+ * As much of n_bytes as is free, and what others wait for is not: nobody is asked, nobody waits.
+ * Returns what the id has then. 0 beyond ACCOUNT_MAX_ROWS too.
+ */
+uint64_t account_take(struct account *a, const struct account_request *request);
+
 /* What the generation's memory has turned out to be: without asking, for it is there. */
 void account_set_weights(struct account *a, uint64_t generation, uint64_t n_bytes, uint64_t now_ns);
 

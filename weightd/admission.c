@@ -72,24 +72,40 @@ static uint64_t admission_add_slack(uint64_t n_bytes)
 	return n_bytes + ADMISSION_SLACK_BYTES + (n_bytes >> ADMISSION_SLACK_SHIFT);
 }
 
+/* The most that is n_bytes with its slack. */
 static uint64_t admission_subtract_slack(uint64_t n_bytes)
 {
-	uint64_t slack = ADMISSION_SLACK_BYTES + (n_bytes >> ADMISSION_SLACK_SHIFT);
+	const uint64_t part = 1ull << ADMISSION_SLACK_SHIFT;
+	uint64_t n = 0;
 
-	return n_bytes > slack ? n_bytes - slack : 0;
+	if (n_bytes > ADMISSION_SLACK_BYTES)
+		n = (n_bytes - ADMISSION_SLACK_BYTES) / (part + 1) * part;
+	while (admission_add_slack(n + 1) <= n_bytes)
+		n++;
+	return n;
 }
 
+/*
+ * The load itself, in n_bytes of the account; is_part: it would like more. may_wait: where weights
+ * would have to leave the device it comes back with what is missing (LOADER_SHORT), if others could
+ * make that room.
+ */
 static int admission_start(struct service *s, uint32_t slot, uint64_t generation, uint64_t n_bytes,
-	struct err *ret_err)
+	bool is_part, bool may_wait, struct err *ret_err)
 {
 	const struct registry_generation *g = registry_find(s->registry, generation);
 	const struct service_generation *data = g->data;
+	struct account_figures f;
+	uint64_t room = admission_subtract_slack(n_bytes);
 
-	/* A budget for weights says itself what it leaves to others. */
-	if (!s->params->policy->vram_budget && n_bytes < admission_add_slack(data->file_bytes))
-		n_bytes -= n_bytes >> ADMISSION_KV_SHIFT;
-	return loader_load_within(s->params->loaders[slot], generation, data->source,
-		admission_subtract_slack(n_bytes), ret_err);
+	account_get_figures(s->rooms[slot].account, &f);
+	/* A budget for weights says itself what it leaves to others, and is not theirs to give. */
+	if (s->params->policy->vram_budget)
+		may_wait = false;
+	else if (is_part)
+		room -= room >> ADMISSION_KV_SHIFT;
+	return loader_load_within(s->params->loaders[slot], generation, data->source, room,
+		may_wait ? admission_subtract_slack(f.n_budget_bytes) - room : 0, ret_err);
 }
 
 static void admission_answer(void *userdata, const struct account_request *q, int code,
@@ -109,7 +125,8 @@ static void admission_answer(void *userdata, const struct account_request *q, in
 		return;
 	}
 	/* A load takes as little as nothing: it is never refused here. */
-	int rc = admission_start(s, room->slot, q->id, n_bytes, &failure);
+	int rc = admission_start(
+		s, room->slot, q->id, n_bytes, n_bytes < q->n_bytes, false, &failure);
 	if (rc < 0)
 		outcome_fail(s, room->slot, q->id, rc, &failure);
 }
@@ -241,28 +258,45 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 	return 0;
 }
 
+static void admission_make_request(const struct service *s, uint64_t generation, uint64_t n_bytes,
+	struct account_request *ret_request)
+{
+	*ret_request = (struct account_request){
+		.kind = ACCOUNT_WEIGHTS, .id = generation, .n_bytes = n_bytes};
+	snprintf(ret_request->model, sizeof(ret_request->model), "%s",
+		registry_find(s->registry, generation)->model);
+}
+
 int admission_load(struct service *s, uint64_t generation, uint32_t slot, struct err *ret_err)
 {
 	const struct registry_generation *g = registry_find(s->registry, generation);
 	const struct service_generation *data = g->data;
-	struct account_request q = {.kind = ACCOUNT_WEIGHTS,
-		.id = generation,
-		.n_bytes = admission_add_slack(data->file_bytes)};
-	uint64_t n_bytes = 0;
+	struct account_request q;
 
-	/* It has no more than that of the device, whatever it would like. */
-	if (s->params->policy->vram_budget && s->params->policy->vram_budget < data->file_bytes)
-		q.n_bytes = admission_add_slack(s->params->policy->vram_budget);
 	admission_update_budget(s, slot);
-	snprintf(q.model, sizeof(q.model), "%s", g->model);
-	int rc = account_request(s->rooms[slot].account, &q, service_now_ns(), ret_err, &n_bytes);
-	if (rc == ACCOUNT_WAIT)
-		return 0;
-	if (rc == 0)
-		rc = admission_start(s, slot, generation, n_bytes, ret_err);
+	admission_make_request(s, generation, admission_add_slack(data->file_bytes), &q);
+	uint64_t n_bytes = account_take(s->rooms[slot].account, &q);
+	int rc = admission_start(s, slot, generation, n_bytes, n_bytes < q.n_bytes, true, ret_err);
 	if (rc < 0)
 		admission_settle(s, generation, slot, NULL);
 	return rc;
+}
+
+void admission_on_short(
+	struct service *s, uint64_t generation, uint32_t slot, uint64_t n_wanted_bytes)
+{
+	struct account *a = admission_find(s, slot);
+	struct err failure = ERR_NULL;
+	struct account_request q;
+	uint64_t n_bytes = 0;
+
+	admission_make_request(s, generation, admission_add_slack(n_wanted_bytes), &q);
+	int rc = account_request(a, &q, service_now_ns(), &failure, &n_bytes);
+	if (rc == 0)
+		rc = admission_start(
+			s, slot, generation, n_bytes, n_bytes < q.n_bytes, false, &failure);
+	if (rc < 0)
+		outcome_fail(s, slot, generation, rc, &failure);
 }
 
 bool admission_cancel(struct service *s, uint64_t generation)
@@ -305,7 +339,7 @@ void admission_leave(struct service *s, uint64_t generation, uint32_t slot)
 void admission_collect(struct service *s)
 {
 	for (uint32_t i = 0; i < s->params->n_loaders; i++) {
-		uint64_t n_bytes = loader_take_freed(s->params->loaders[i]);
+		uint64_t n_bytes = loader_take_freed_bytes(s->params->loaders[i]);
 		if (n_bytes)
 			account_freed(s->rooms[i].account, n_bytes, service_now_ns());
 	}

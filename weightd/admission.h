@@ -46,12 +46,15 @@ int must_check admission_reserve(struct service *s, struct peer *p,
 	const struct admission_params *params, struct err *ret_err);
 
 /*
- * Begins the load of a generation for a device, at once or when there is room for its file; after
- * the account's wait it gets what there is, and its placement decides what becomes of it. Errors of
- * loader_load, which come later as a failed load when it had to wait.
+ * Begins the load of a generation for a device, in what is free of it: errors of loader_load. When
+ * the file has been read and judged, and its weights want more than that, admission_on_short makes
+ * room if others could: then it is loaded anew; after the account's wait it gets what there is, and
+ * its placement decides what becomes of it. What would not fit beside nobody disturbs nobody.
  */
 int must_check admission_load(
 	struct service *s, uint64_t generation, uint32_t slot, struct err *ret_err);
+void admission_on_short(
+	struct service *s, uint64_t generation, uint32_t slot, uint64_t n_wanted_bytes);
 
 /* A load that waits has failed with -ECANCELED now: true. False: it does not wait. */
 bool admission_cancel(struct service *s, uint64_t generation);

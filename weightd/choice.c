@@ -203,8 +203,13 @@ static int choice_run(struct chooser *c, struct err *ret_err, struct choice *cho
 	choice_set_rooms(c);
 	for (uint32_t i = 0; i < c->n_tensors && rc == 0; i++)
 		rc = choice_read_tensor(c, i, ret_err);
-	if (rc == 0)
-		rc = choice_fit_device(c, ret_err);
+	if (rc < 0)
+		return rc;
+	if (c->on_device > c->room && c->on_device - c->room <= c->limits->may_free_bytes) {
+		choice->n_short_bytes = c->on_device - c->room;
+		return CHOICE_SHORT;
+	}
+	rc = choice_fit_device(c, ret_err);
 	if (rc < 0)
 		return rc;
 	for (uint32_t i = 0; i < c->n_tensors; i++) {
@@ -241,12 +246,11 @@ int choice_init(const struct gguf *g, const uint32_t *order, const struct placem
 		rc = choice_run(&c, ret_err, &choice);
 	else
 		err_set(ret_err, ENOMEM, "placement: out of memory");
-	if (rc < 0) {
+	if (rc)
 		choice_fini(&choice);
-		return rc;
-	}
-	*ret_choice = choice;
-	return 0;
+	if (rc >= 0)
+		*ret_choice = choice;
+	return rc;
 }
 
 void choice_fini(struct choice *c)

@@ -14,8 +14,12 @@ struct policy;
 
 struct choice {
 	uint64_t n_unmet_bytes;
-	uint8_t *placement; /* [n_tensors] by tensor index: enum manifest_placement; owned */
+	uint64_t n_short_bytes; /* with CHOICE_SHORT, and then alone */
+	uint8_t *placement;     /* [n_tensors] by tensor index: enum manifest_placement; owned */
 };
+
+/* As PLACEMENT_SHORT. */
+enum { CHOICE_SHORT = 1 };
 
 /* order: tensor indices by file offset, [n_tensors]. Errors of placement_new. */
 int must_check choice_init(const struct gguf *g, const uint32_t *order,

@@ -34,6 +34,7 @@ struct load {
 	struct validate_model model;
 	struct placement *placement;
 	struct export *export;
+	uint64_t short_bytes; /* of LOAD_SHORT */
 };
 
 static void load_fini(struct load *l)
@@ -105,6 +106,7 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
 		.file_bytes = source_get_bytes(source),
 		.can_export_host = params->device && params->abilities.exports_host,
+		.may_free_bytes = params->may_free_bytes,
 	};
 
 	if (params->device)
@@ -122,8 +124,11 @@ static struct placement_limits load_get_limits(const struct load *l)
 
 static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
 {
-	int rc = placement_new(l->gguf, limits, l->params->policy, ret_err, &l->placement);
+	int rc = placement_new(
+		l->gguf, limits, l->params->policy, ret_err, &l->short_bytes, &l->placement);
 
+	if (rc == PLACEMENT_SHORT)
+		return LOAD_SHORT;
 	if (rc < 0)
 		return rc;
 	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
@@ -199,7 +204,7 @@ static int load_place_and_allocate(struct load *l, struct err *ret_err)
 		rc = load_place(l, &limits, ret_err);
 		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
 			rc = load_write_manifest(l, ret_err);
-		if (rc < 0)
+		if (rc)
 			return rc;
 		rc = load_allocate(l, ret_err, &n_bytes);
 		if (rc != -ENOMEM)
@@ -279,7 +284,7 @@ static uint64_t load_now_ms(void)
 }
 
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
-	int *ret_refusal)
+	int *ret_refusal, uint64_t *ret_short_bytes)
 {
 	_cleanup_(load_fini)
 	struct load l = {.params = params};
@@ -291,6 +296,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	if (rc == 0)
 		rc = load_place_and_allocate(&l, ret_err);
+	if (rc == LOAD_SHORT)
+		*ret_short_bytes = l.short_bytes;
 	placed_ms = load_now_ms();
 	if (rc == 0)
 		rc = load_fill(&l, ret_err, ret_refusal);

@@ -38,6 +38,7 @@ struct load_params {
 	struct load_abilities abilities;
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
+	uint64_t may_free_bytes;  /* of it, that others would give back: see LOAD_SHORT */
 	uint64_t room_bytes;      /* of the device, at most; 0: none */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
@@ -45,8 +46,10 @@ struct load_params {
 	void *userdata;
 };
 
-/* A condition of load_run: the device was lost. */
-enum { LOAD_DEVICE_LOST = 1 };
+enum {
+	LOAD_DEVICE_LOST = 1,
+	LOAD_SHORT = 2, /* ret_short_bytes are missing on the device, and others would give them */
+};
 
 /* Index of the largest device-local heap: where weights go. */
 uint32_t load_find_heap(const struct vk_device *d);
@@ -59,6 +62,6 @@ uint32_t load_find_largest_heap(const struct vk_device_info *info);
  * ret_refusal: uring_get_refusal.
  */
 int must_check load_run(const struct load_params *params, struct err *ret_err,
-	struct export **ret_export, int *ret_refusal);
+	struct export **ret_export, int *ret_refusal, uint64_t *ret_short_bytes);
 
 #endif

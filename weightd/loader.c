@@ -23,7 +23,7 @@ enum {
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
 	struct source *source; /* a reference */
-	uint64_t room_bytes;
+	uint64_t may_free_bytes;
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
 };
@@ -175,21 +175,24 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.abilities = *abilities,
 			.alloc_bytes = l->params.alloc_bytes,
 			.window_bytes = l->params.window_bytes,
-			.room_bytes = job->room_bytes,
+			.room_bytes = r->room_bytes,
+			.may_free_bytes = job->may_free_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
 			.progress = loader_on_progress,
 			.userdata = l};
-		rc = load_run(&params, &r->err, &r->export, &r->refusal);
+		rc = load_run(&params, &r->err, &r->export, &r->refusal, &r->short_bytes);
 	}
 	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
+	if (rc == LOAD_SHORT)
+		r->kind = LOADER_SHORT;
 	if (rc == LOAD_DEVICE_LOST) {
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
 	}
 	job->source = source_unref(job->source);
-	r->code = rc;
+	r->code = rc < 0 ? rc : 0;
 	r->load_ns = loader_now_ns() - start;
 }
 
@@ -398,7 +401,7 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 }
 
 static int loader_add_job(struct loader *l, uint64_t generation, struct source *source,
-	bool is_foreign, uint64_t room_bytes, struct err *ret_err)
+	bool is_foreign, uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
@@ -406,7 +409,8 @@ static int loader_add_job(struct loader *l, uint64_t generation, struct source *
 		return err_set(ret_err, ENOMEM, "load: out of memory");
 	job->result.generation = generation;
 	job->result.is_foreign = is_foreign;
-	job->room_bytes = room_bytes;
+	job->result.room_bytes = room_bytes;
+	job->may_free_bytes = may_free_bytes;
 	pthread_mutex_lock(&l->mutex);
 	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
 	if (!is_full) {
@@ -425,13 +429,13 @@ static int loader_add_job(struct loader *l, uint64_t generation, struct source *
 int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
 	struct err *ret_err)
 {
-	return loader_add_job(l, generation, source, is_foreign, UINT64_MAX, ret_err);
+	return loader_add_job(l, generation, source, is_foreign, UINT64_MAX, 0, ret_err);
 }
 
 int loader_load_within(struct loader *l, uint64_t generation, struct source *source,
-	uint64_t room_bytes, struct err *ret_err)
+	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
 {
-	return loader_add_job(l, generation, source, false, room_bytes, ret_err);
+	return loader_add_job(l, generation, source, false, room_bytes, may_free_bytes, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -464,7 +468,7 @@ void loader_release(struct loader *l, struct export *e)
 	pthread_mutex_unlock(&l->mutex);
 }
 
-uint64_t loader_take_freed(struct loader *l)
+uint64_t loader_take_freed_bytes(struct loader *l)
 {
 	pthread_mutex_lock(&l->mutex);
 	uint64_t n_bytes = l->n_freed_bytes;

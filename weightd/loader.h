@@ -68,9 +68,12 @@ const struct vk_probe *loader_get_probe(const struct loader *l);
 int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, struct err *ret_err);
 
-/* The same for the loader's device, of which it takes at most room_bytes. */
+/*
+ * The same for the loader's device, of which it takes at most room_bytes. may_free_bytes: others
+ * would give them back, were it LOADER_SHORT of them.
+ */
 int must_check loader_load_within(struct loader *l, uint64_t generation, struct source *source,
-	uint64_t room_bytes, struct err *ret_err);
+	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err);
 
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
@@ -80,11 +83,12 @@ void loader_release(struct loader *l, struct export *e);
 
 /* Bytes of the device's memory that released exports had and that are free by now, since the last
  * call. */
-uint64_t loader_take_freed(struct loader *l);
+uint64_t loader_take_freed_bytes(struct loader *l);
 
 enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
 	LOADER_READY,    /* export is the caller's, for loader_release */
+	LOADER_SHORT,    /* nothing was done: short_bytes are missing on the device */
 	LOADER_FAILED,   /* code < 0 and err */
 	LOADER_LOST, /* failed, for the device is gone, and with it what all exports had there */
 };
@@ -93,6 +97,8 @@ struct loader_result {
 	enum loader_result_kind kind;
 	uint64_t generation;
 	bool is_foreign;
+	uint64_t room_bytes; /* as it was given */
+	uint64_t short_bytes;
 	uint64_t loaded_bytes;
 	uint64_t total_bytes;
 	struct export *export;

@@ -199,11 +199,36 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 	acquire_fail(s, model, slot, r->code, &err);
 }
 
+/* Does anybody still want what is short of room? */
+static bool outcome_is_wanted(
+	const struct service *s, const struct registry_generation *g, uint32_t slot)
+{
+	if (!g)
+		return false;
+	if (g->is_filling)
+		return registry_is_wanted(s->registry, g->id);
+	return ((const struct service_generation *)g->data)->residencies[slot].is_loading;
+}
+
+/* It would have been given up if it had not stopped by itself. */
+static struct loader_result outcome_give_up(const struct loader_result *r)
+{
+	struct loader_result given_up = *r;
+
+	given_up.kind = LOADER_FAILED;
+	given_up.code = err_set(&given_up.err, ECANCELED, "the load was given up");
+	return given_up;
+}
+
 static void outcome_take(struct service *s, uint32_t i, const struct loader_result *r)
 {
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (r->kind == LOADER_SHORT) {
+		admission_on_short(s, r->generation, slot, r->room_bytes + r->short_bytes);
+		return;
+	}
 	if (r->kind != LOADER_PROGRESS)
 		admission_settle(s, r->generation, slot, r->export);
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
@@ -222,6 +247,7 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	switch (r->kind) {
 	case LOADER_PROGRESS: outcome_on_progress(s, g, r); break;
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
+	case LOADER_SHORT: break; /* above */
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
 	}
@@ -242,6 +268,11 @@ void outcome_dispatch(struct service *s)
 
 	admission_collect(s);
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		while (loader_take_result(s->params->loaders[i], &r))
+		while (loader_take_result(s->params->loaders[i], &r)) {
+			const struct registry_generation *g =
+				registry_find(s->registry, r.generation);
+			if (r.kind == LOADER_SHORT && !outcome_is_wanted(s, g, i))
+				r = outcome_give_up(&r);
 			outcome_take(s, i, &r);
+		}
 }

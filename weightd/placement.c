@@ -176,7 +176,8 @@ static int placement_init(struct placement *p, const struct gguf *g, struct err 
 }
 
 int placement_new(const struct gguf *g, const struct placement_limits *limits,
-	const struct policy *policy, struct err *ret_err, struct placement **ret_placement)
+	const struct policy *policy, struct err *ret_err, uint64_t *ret_short_bytes,
+	struct placement **ret_placement)
 {
 	_cleanup_(placement_cleanup)
 	struct placement *p = calloc(1, sizeof(*p));
@@ -190,11 +191,16 @@ int placement_new(const struct gguf *g, const struct placement_limits *limits,
 	int rc = placement_init(p, g, ret_err);
 	if (rc == 0)
 		rc = choice_init(g, p->order, limits, policy, ret_err, &choice);
+	if (rc == CHOICE_SHORT) {
+		if (ret_short_bytes)
+			*ret_short_bytes = choice.n_short_bytes;
+		return PLACEMENT_SHORT;
+	}
 	if (rc == 0)
 		rc = placement_pack(p, g, limits, &choice, ret_err);
 	p->n_unmet_bytes = choice.n_unmet_bytes;
 	choice_fini(&choice);
-	if (rc < 0)
+	if (rc)
 		return rc;
 	*ret_placement = TAKE_PTR(p);
 	return 0;

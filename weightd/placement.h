@@ -38,6 +38,8 @@ struct placement_limits {
 	uint64_t page_bytes;       /* windows begin and end at multiples of it; a power of two */
 	uint64_t free_bytes;       /* of the device's memory */
 	uint64_t used_bytes;       /* weights that it has already, for the policy's budget */
+	/* What others on it would give back, were they asked: see PLACEMENT_SHORT. */
+	uint64_t may_free_bytes;
 	uint64_t host_free_bytes;
 	uint64_t host_used_bytes; /* weights that host memory has already */
 	uint64_t file_bytes;
@@ -76,13 +78,19 @@ struct placement {
 	uint64_t memfd_bytes;    /* the memfd's size, holes included */
 };
 
+/* A condition of placement_new: something would have to leave the device for want of room, and
+ * others could make that room. */
+enum { PLACEMENT_SHORT = 1 };
+
 /*
- * -E2BIG with figures: too many allocations, or a tensor that a rule wants on the device and is
- * larger than an allocation may be. -ENOMEM with figures: what rules want there does not fit. Frees
- * with placement_free.
+ * PLACEMENT_SHORT sets ret_short_bytes (may be NULL) alone: what is missing, at most
+ * may_free_bytes. -E2BIG with figures: too many allocations, or a tensor that a rule wants on the
+ * device and is larger than an allocation may be. -ENOMEM with figures: what rules want there does
+ * not fit. Frees with placement_free.
  */
 int must_check placement_new(const struct gguf *g, const struct placement_limits *limits,
-	const struct policy *policy, struct err *ret_err, struct placement **ret_placement);
+	const struct policy *policy, struct err *ret_err, uint64_t *ret_short_bytes,
+	struct placement **ret_placement);
 
 /* Accepts NULL; returns NULL. */
 struct placement *placement_free(struct placement *p);

@@ -68,6 +68,13 @@ def test_a_second_model(site):
     check_equal(names(site), ["a"], "models after the refusal")
     check_equal(account(site), before, "account after the refusal")
     check_equal(site.status()["models"][0]["generations"][0]["n_leases"], 2, "leases")
+    # One that waits for room can be given up.
+    waiting = site.start_ctl("load", f"b={b}")
+    wait_until(lambda: account(site)["n_waiting"] == 1, "the load waits")
+    site.ctl("unload", "b")
+    given_up = site.finish_ctl(waiting)
+    check_equal((given_up.status, len(given_up.err.splitlines())), (1, 1), f"{given_up}")
+    check_equal(account(site), before, "account after the load was given up")
     for w in held:
         w.stop()
 

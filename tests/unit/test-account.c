@@ -232,6 +232,12 @@ static void test_nobody_to_wait_for(void **state)
 	assert_int_equal(world_ask(&w, ACCOUNT_GRANT, 1, 1001, 700, &err), 0);
 	assert_int_equal(w.granted[0], 1000);
 	world_check(&w);
+	/* What never fits disturbs nobody. */
+	w.n_presses = 0;
+	assert_int_equal(reserve(&w, 2, 1001, &err), -ENOMEM);
+	assert_int_equal(w.n_presses, 0);
+	assert_int_equal(reserve(&w, 2, 1000, &err), ACCOUNT_WAIT);
+	assert_int_equal(w.n_presses, 1);
 	account_free(w.account);
 }
 
@@ -285,6 +291,29 @@ static void test_evicts_and_counts_until_free(void **state)
 	account_set_weights(w.account, 2, 100, w.now_ns);
 	w.weights[1] = 100;
 	world_check(&w);
+	account_free(w.account);
+}
+
+/* What is there, without a word to anybody; but not what others wait for. */
+static void test_takes(void **state)
+{
+	const struct account_request q = {.kind = ACCOUNT_WEIGHTS, .id = 3, .n_bytes = 700};
+	struct world w;
+	struct err err = ERR_NULL;
+
+	(void)state;
+	world_open(&w, BUDGET);
+	assert_int_equal(account_take(w.account, &q), 700);
+	account_set_weights(w.account, 3, 0, w.now_ns);
+	assert_int_equal(reserve(&w, 1, 600, &err), 0);
+	assert_int_equal(account_take(w.account, &q), 400);
+	assert_int_equal(w.n_presses, 0);
+	w.weights[2] = 400;
+	world_check(&w);
+	account_set_weights(w.account, 3, 100, w.now_ns);
+	w.weights[2] = 100;
+	assert_int_equal(reserve(&w, 2, 500, &err), ACCOUNT_WAIT);
+	assert_int_equal(account_take(w.account, &q), 0);
 	account_free(w.account);
 }
 
@@ -514,6 +543,7 @@ int main(void)
 		CASE(test_nobody_to_wait_for),
 		CASE(test_parks_serve_in_order),
 		CASE(test_evicts_and_counts_until_free),
+		CASE(test_takes),
 		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
 		CASE(test_presses_again),

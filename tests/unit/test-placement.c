@@ -180,7 +180,7 @@ static struct placement *plan(
 	struct placement *p = NULL;
 	struct err e = ERR_NULL;
 
-	if (placement_new(&m->gguf, l, policy, &e, &p) < 0)
+	if (placement_new(&m->gguf, l, policy, &e, NULL, &p) < 0)
 		fail_msg("%s", e.text);
 	check_plan(m, p, l, policy);
 	return p;
@@ -476,6 +476,47 @@ static void test_last_rule_wins(void **state)
 	free(m);
 }
 
+/* What would leave the device for want of room is short of it, if others would make that room. */
+static void test_short(void **state)
+{
+	struct model *m = make_model(1, false);
+	struct placement_limits l = discrete;
+	struct policy policy = no_policy;
+	struct placement *p = NULL;
+	const uint64_t needs = 1468039168;
+	uint64_t n_short = 7;
+
+	(void)state;
+	l.free_bytes = MiB(1000);
+	l.may_free_bytes = needs - MiB(1000);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, NULL, &n_short, &p), PLACEMENT_SHORT);
+	assert_int_equal(n_short, needs - MiB(1000));
+	assert_null(p);
+	/* A budget is room too. */
+	l.free_bytes = GiB(2);
+	l.used_bytes = MiB(200);
+	policy.vram_budget = MiB(1200);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, NULL, NULL, &p), PLACEMENT_SHORT);
+	policy.vram_budget = 0;
+	/* They have less than it takes: it is as if they had nothing, and rules are refused. */
+	l.free_bytes = MiB(1000);
+	l.may_free_bytes--;
+	p = plan(m, &l, &no_policy);
+	assert_true(p->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] < needs);
+	p = placement_free(p);
+	add_rule(&policy, "*=device");
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, NULL, &n_short, &p), -ENOMEM);
+	l.may_free_bytes++;
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, NULL, &n_short, &p), PLACEMENT_SHORT);
+	/* What a rule wants elsewhere needs no room here. */
+	policy = no_policy;
+	add_rule(&policy, "*=staged");
+	l.free_bytes = 0;
+	l.may_free_bytes = UINT64_MAX;
+	placement_free(plan(m, &l, &policy));
+	free(m);
+}
+
 static void test_refusals(void **state)
 {
 	struct model *m = make_model(1, false);
@@ -487,25 +528,25 @@ static void test_refusals(void **state)
 	(void)state;
 	add_rule(&policy, "*=device");
 	l.max_alloc_bytes = MiB(400);
-	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, &p), -E2BIG);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, NULL, &p), -E2BIG);
 	assert_string_equal(e.text, "tensor token_embd.weight: needs 524288000 bytes in one piece, "
 				    "test device allocates at most 419430400");
 	l = discrete;
 	l.free_bytes = MiB(1000);
-	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, &p), -ENOMEM);
+	assert_int_equal(placement_new(&m->gguf, &l, &policy, &e, NULL, &p), -ENOMEM);
 	assert_string_equal(e.text, "weights: needs 1468039168 bytes, free 1048576000 on test "
 				    "device");
 
 	m->tensors[0].n_bytes = UINT64_MAX - 3;
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -EOVERFLOW);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -EOVERFLOW);
 	m->gguf.n_tensors = 0;
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -EINVAL);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -EINVAL);
 	free(m);
 
 	m = make_model(PLACEMENT_MAX_ALLOCS, false);
 	l = discrete;
 	l.max_alloc_bytes = l.max_window_bytes = MiB(310);
-	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, &p), -E2BIG);
+	assert_int_equal(placement_new(&m->gguf, &l, &no_policy, &e, NULL, &p), -E2BIG);
 	assert_null(p);
 	free(m);
 }
@@ -569,7 +610,7 @@ static void test_any_figures(void **state)
 		policy.host_budget = draw(&seed, 2) ? 1 + draw(&seed, MiB(16)) : 0;
 		for (uint64_t k = draw(&seed, 3); k > 0; k--)
 			add_rule(&policy, rules[draw(&seed, ARRAY_SIZE(rules))]);
-		int rc = placement_new(&m->gguf, &l, &policy, NULL, &p);
+		int rc = placement_new(&m->gguf, &l, &policy, NULL, NULL, &p);
 		assert_true(rc == 0 || rc == -E2BIG);
 		if (rc == 0)
 			check_plan(m, p, &l, &policy);
@@ -594,6 +635,7 @@ int main(void)
 		CASE(test_windows_of_the_file),
 		CASE(test_end_of_the_file),
 		CASE(test_last_rule_wins),
+		CASE(test_short),
 		CASE(test_refusals),
 		CASE(test_any_figures),
 	};
