@@ -10,7 +10,6 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
-#include "proto/weights-client.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
 #include "vk/probe.h"
@@ -34,13 +33,12 @@ enum { EXIT_REFUSED = 1, EXIT_USAGE = 2 };
 /* The three threads and the queues between them; the main thread is the loop. */
 struct threads {
 	struct queue *text_queue;
-	struct queue *engine_queue;
+	struct queue *engine_queue; /* weightd's client pushes to it too: it outlives the threads */
 	struct queue *loop_queue;
 	struct text *text;
 	struct engine *engine;
 	struct loop *loop;
 	struct loan *loan;
-	struct notice_params notice;
 };
 
 static int threads_start(struct threads *t, struct worker *w, const struct options *o,
@@ -48,8 +46,6 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 {
 	int r = queue_new(&t->text_queue);
 
-	if (!r)
-		r = queue_new(&t->engine_queue);
 	if (!r)
 		r = queue_new(&t->loop_queue);
 	if (!r)
@@ -80,8 +76,6 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 	if (r)
 		return r;
 	w->stack = NULL;
-	t->notice = (struct notice_params){.model = o->model, .engine = t->engine_queue};
-	weights_client_set_event_fn(w->site.weightd, notice_on_event, &t->notice);
 	const struct loop_params loop = {
 		.path = w->site.socket,
 		.worker = self,
@@ -96,6 +90,13 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 	return loop_new(&loop, ret_err, &t->loop);
 }
 
+static void free_queue(struct queue *q)
+{
+	if (q)
+		message_drain(q);
+	queue_free(q);
+}
+
 /* The text thread first: it pushes to the engine. */
 static void threads_end(struct threads *t)
 {
@@ -106,12 +107,8 @@ static void threads_end(struct threads *t)
 	engine_free(t->engine);
 	loop_free(t->loop);
 	loan_free(t->loan);
-	struct queue *const queues[] = {t->text_queue, t->engine_queue, t->loop_queue};
-	for (unsigned i = 0; i < ARRAY_SIZE(queues); i++) {
-		if (queues[i])
-			message_drain(queues[i]);
-		queue_free(queues[i]);
-	}
+	free_queue(t->text_queue);
+	free_queue(t->loop_queue);
 }
 
 static void describe(const struct options *o, const struct worker *w, uint64_t start_ns,
@@ -149,7 +146,7 @@ static void say_ready(struct rpc_worker *self, const char *socket)
 
 static int serve(const struct options *o, struct worker *w, uint64_t start_ns, struct err *ret_err)
 {
-	struct threads threads = {0};
+	struct threads threads = {.engine_queue = w->notice->engine};
 	struct rpc_worker self;
 	sigset_t signals;
 	sigset_t old;
@@ -173,8 +170,9 @@ static int serve(const struct options *o, struct worker *w, uint64_t start_ns, s
 
 static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 {
+	struct notice_params notice = {.model = o->model};
+	struct worker *w = NULL;
 	char socket[128];
-	struct worker *w;
 	int r;
 
 	if (!o->socket) {
@@ -182,11 +180,14 @@ static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 		if (r)
 			return err_set(ret_err, -r, "the default client socket: %s", strerror(-r));
 	}
-	r = worker_new(o, o->socket ? o->socket : socket, ret_err, &w);
+	r = queue_new(&notice.engine);
 	if (r)
 		return r;
-	r = serve(o, w, start_ns, ret_err);
+	r = worker_new(o, o->socket ? o->socket : socket, &notice, ret_err, &w);
+	if (!r)
+		r = serve(o, w, start_ns, ret_err);
 	worker_free(w);
+	free_queue(notice.engine);
 	return r;
 }
 

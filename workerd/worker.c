@@ -10,6 +10,7 @@
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/probe.h"
+#include "workerd/notice.h"
 #include "workerd/options.h"
 #include "workerd/weights.h"
 
@@ -74,6 +75,7 @@ static int worker_try_attach(struct worker *w, const struct options *o, uint32_t
 		err_prefix(ret_err, "cannot connect to weightd");
 		return r;
 	}
+	weights_client_set_event_fn(w->site.weightd, notice_on_event, w->notice);
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
@@ -107,8 +109,8 @@ static int worker_attach(struct worker *w, const struct options *o, struct err *
 	}
 }
 
-int worker_new(const struct options *o, const char *socket, struct err *ret_err,
-	struct worker **ret_worker)
+int worker_new(const struct options *o, const char *socket, struct notice_params *notice,
+	struct err *ret_err, struct worker **ret_worker)
 {
 	struct worker *w = calloc(1, sizeof(*w));
 	int r;
@@ -116,6 +118,7 @@ int worker_new(const struct options *o, const char *socket, struct err *ret_err,
 	if (!w)
 		return -ENOMEM;
 	w->site = (struct stack_params){.options = o, .socket = socket};
+	w->notice = notice;
 	r = worker_attach(w, o, ret_err);
 	if (r) {
 		worker_free(w);

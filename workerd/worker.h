@@ -10,20 +10,22 @@
 #include "workerd/stack.h"
 
 struct err;
+struct notice_params;
 struct options;
 
 struct worker {
 	struct stack_params site;
-	struct stack *stack; /* until the engine takes it */
+	struct notice_params *notice; /* borrowed */
+	struct stack *stack;          /* until the engine takes it */
 };
 
 /*
  * Attaches to o->model and allocates. Refused with a sentence: no weightd, no such model, another
- * device, an option that does not fit the model, no memory, a spill under --fail-on-spill. o and
- * socket are borrowed for the worker's life.
+ * device, an option that does not fit the model, no memory, a spill under --fail-on-spill. What
+ * weightd tells from the lease on goes to notice. All is borrowed for the worker's life.
  */
-int must_check worker_new(const struct options *o, const char *socket, struct err *ret_err,
-	struct worker **ret_worker);
+int must_check worker_new(const struct options *o, const char *socket, struct notice_params *notice,
+	struct err *ret_err, struct worker **ret_worker);
 
 /* Gives everything back and ends the lease. Accepts NULL; returns NULL. */
 struct worker *worker_free(struct worker *w);

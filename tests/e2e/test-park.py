@@ -249,6 +249,7 @@ def test_replaced_by_other_tokens(site):
         session = c.open()
         c.append_ids(session, [5, 6, 7])
         first = c.finish(c.generate(session, n_predict=4, ignore_eos=True))[0]
+        site.ctl("detokenize", "450", worker=worker, status=1)
         site.ctl("load", f"m={new}", "--replace")
         time.sleep(1)
         # Its ids mean nothing there: it stays where they do.
@@ -258,11 +259,38 @@ def test_replaced_by_other_tokens(site):
         check_equal(len(first), 4, "tokens of the old generation")
     wait_until(lambda: worker_state(site, worker)["generation"] == 2,
                "it moves with the last session closed")
+    # And text goes by the new tables.
+    site.ctl("detokenize", "450", worker=worker)
     with Connection(worker) as c:
         session = c.open()
         c.append_ids(session, [450])  # a token of the new model alone
         check_equal(len(c.finish(c.generate(session, n_predict=4, ignore_eos=True))[0]), 4,
                     "tokens of the new generation")
+
+
+def test_stop_and_loss_of_weightd(site):
+    """A parked worker has no way back without weightd, says so, and ends when it is told to."""
+    n_weights, n_worker = measure_worker(site, SMALL)
+    weightd = site.weightd({"demo": harness.MODEL},
+                           ["--device-budget", str(n_weights + n_worker * 3 // 2 + MIB)])
+    parked = site.worker("demo", SMALL)
+    keeper = site.worker("demo", SMALL + ["--no-park"])
+    check_equal(worker_state(site, parked)["state"], "parked", "the first worker")
+    # Its question waits for memory that is not there; SIGTERM does not.
+    waiting = site.start_ctl("ask", QUESTION, worker=parked)
+    wait_until(lambda: account(site)["n_waiting"] == 1, "the parked worker waits")
+    start = time.monotonic()
+    parked.stop()
+    check(time.monotonic() - start < 3, "the worker waited for weightd")
+    check_equal(site.finish_ctl(waiting).status, 1, "status of the question")
+
+    keeper.stop()
+    last = site.worker("demo", SMALL + ["--park-after", "1"])
+    wait_for_state(site, last, "parked")
+    weightd.kill()
+    refused = site.ctl("ask", QUESTION, worker=last, status=1)
+    check_equal(len(refused.err.splitlines()), 1, f"lines of {refused}")
+    check("the worker is parked: weightd is gone" in refused.err, f"{refused}")
 
 
 def test_lost(site):
