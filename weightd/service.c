@@ -383,7 +383,6 @@ bool service_has_claims(const struct service *s, const struct peer *p)
 void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
-	admission_close(s, p, holder);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);
@@ -393,6 +392,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 	}
 	registry_close(s->registry, p->id, holder);
 	service_collect(s);
+	admission_close(s, p, holder); /* what it leased may be evicted for who waits */
 }
 
 void service_exit(struct service *s, uint64_t holder)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One account of the device's memory: workers that park, and workers that change generations."""
 import os
+import re
 import subprocess
 import threading
 import time
@@ -175,6 +176,32 @@ def test_eight_share_room_for_five(site):
         check_account(site)
     states = [worker_state(site, w)["state"] for w in started]
     check(states.count("parked") >= 3, f"states: {states}")
+
+
+def test_chunk_of_what_is_granted(site):
+    options = ["--sessions", "2", "--ctx", "512"]
+    n_weights, n_least = measure_worker(site, options + ["--chunk", "64"])
+    _, n_most = measure_worker(site, options + ["--chunk", "1024"])
+    check(n_most > n_least + 2 * MIB, f"chunks take {n_least} and {n_most} bytes")
+    n_budget = n_weights + (n_least + n_most) // 2 + MIB
+    site.weightd({"demo": harness.MODEL}, ["--device-budget", str(n_budget)])
+    worker = site.worker("demo", options + ["--chunk", "1024"])
+    found = re.search(r"chunk: (\d+) tokens a step, there is no memory for 1024", worker.log())
+    check(found and 64 <= int(found[1]) < 1024, worker.log())
+    check(n_least < check_account(site)["reserved_bytes"] < n_most, f"{account(site)}")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer")
+    # Not even the smallest: refused by name.
+    small = harness.Site()
+    try:
+        small.weightd({"demo": harness.MODEL},
+                      ["--device-budget", str(n_weights + n_least // 2 + MIB // 2)])
+        small.worker("demo", options + ["--chunk", "1024"])
+        raise harness.Failure("a worker without room was not refused")
+    except harness.Failure as e:
+        check("weights of demo (generation 1)" in str(e), f"{e}")
+    finally:
+        small.daemons.pop()
+        small.close()
 
 
 def talk(worker, turns, pause):

@@ -206,6 +206,11 @@ static void test_worker_json(void **state)
 	assert_int_equal(integer(s, "pid"), 7);
 	assert_int_equal(integer(at(json_object_get(s, "roles"), 0), "placed_bytes"), 5);
 	assert_true(json_is_true(json_object_get(s, "weightd_connected")));
+	assert_string_equal(json_string_value(json_object_get(s, "state")), "ready");
+	json_decref(s);
+	w.is_parked = true;
+	s = status_json_worker(&w);
+	assert_string_equal(json_string_value(json_object_get(s, "state")), "parked");
 	json_decref(s);
 }
 
