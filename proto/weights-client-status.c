@@ -229,6 +229,15 @@ static int must_check status_read_generation(
 	g->n_leases = m->n_leases;
 	g->n_tensors = m->n_tensors;
 	g->unmet_bytes = m->unmet_bytes;
+	g->residency = m->residency;
+	g->verified_ns = m->verified_ns;
+	if (m->identity.len != 0 && m->identity.len != sizeof(g->identity))
+		return err_set(ret_err, EPROTO,
+			"weightd: status: generation %llu: identity: expected %zu bytes, found %zu",
+			(unsigned long long)m->id, sizeof(g->identity), m->identity.len);
+	g->has_identity = m->identity.len > 0;
+	if (g->has_identity)
+		memcpy(g->identity, m->identity.data, sizeof(g->identity));
 	int r = status_string("origin", m->origin, ret_err, &g->origin);
 	if (r == 0)
 		r = status_string("path", m->path, ret_err, &g->path);
@@ -239,6 +248,39 @@ static int must_check status_read_generation(
 	if (r == 0)
 		r = status_read_allocs(g, m, ret_err);
 	return r;
+}
+
+int weights_client_status_read_verified(
+	const Wd__Verified *m, struct err *ret_err, struct weights_client_verified *ret_verified)
+{
+	struct weights_client_verified v = {.generation = m->generation,
+		.n_bytes = m->n_bytes,
+		.elapsed_ns = m->elapsed_ns,
+		.n_tensors = m->n_tensors};
+	int r = status_cap(
+		"differences", 0, m->n_differences, WEIGHTS_CLIENT_MAX_DIFFERENCES, ret_err);
+
+	if (r < 0)
+		return r;
+	if (m->n_differences > m->n_tensors)
+		return err_set(ret_err, EPROTO,
+			"weightd: differences: expected at most one a tensor of %u, found %zu",
+			m->n_tensors, m->n_differences);
+	for (size_t i = 0; i < m->n_differences; i++) {
+		const Wd__Difference *d = m->differences[i];
+		struct weights_client_difference *to = &v.differences[v.n_differences++];
+
+		to->allocation = d->allocation;
+		to->offset = d->offset;
+		to->n_bytes = d->n_bytes;
+		if (strlen(d->tensor) >= sizeof(to->tensor))
+			return err_set(ret_err, EPROTO,
+				"weightd: difference: name: expected below %zu bytes, found %zu",
+				sizeof(to->tensor), strlen(d->tensor));
+		strcpy(to->tensor, d->tensor);
+	}
+	*ret_verified = v;
+	return 0;
 }
 
 int weights_client_status_add_models(

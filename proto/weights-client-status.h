@@ -23,6 +23,9 @@ int must_check weights_client_status_read_device(
 void weights_client_status_read_alloc(
 	const Wd__Allocation *m, struct weights_client_alloc *ret_alloc);
 
+int must_check weights_client_status_read_verified(
+	const Wd__Verified *m, struct err *ret_err, struct weights_client_verified *ret_verified);
+
 /* Appends to s, which stays valid for weights_client_status_fini on failure. */
 int must_check weights_client_status_add_models(
 	struct weights_client_status *s, Wd__Model **models, size_t n, struct err *ret_err);

@@ -23,6 +23,8 @@ struct weights_client {
 	struct weights_link link;
 	struct weights_client_device device;
 	uint32_t handle_types; /* what the caller imports, a bit each */
+	/* The first index that was refused, by handle type; UINT32_MAX: none. */
+	uint32_t refused[WEIGHTS_CLIENT_N_HANDLES];
 };
 
 int weights_client_default_path(char *ret_path, uint32_t n_bytes)
@@ -74,6 +76,7 @@ int weights_client_new_connected(int fd, enum weights_client_role role, struct e
 		return err_set(ret_err, ENOMEM, "weights client: no memory");
 	}
 	c->link.fd = fd;
+	memset(c->refused, 0xff, sizeof(c->refused));
 	if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) < 0) {
 		int r = err_set(ret_err, errno, "weightd: SO_SNDTIMEO: %s", strerror(errno));
 
@@ -135,6 +138,15 @@ void weights_client_set_event_fn(
 void weights_client_set_handle_types(struct weights_client *c, uint32_t mask)
 {
 	c->handle_types = mask;
+}
+
+int weights_client_add_refusal(struct weights_client *c, uint32_t handle_type, uint32_t index)
+{
+	if (handle_type == 0 || handle_type >= WEIGHTS_CLIENT_N_HANDLES)
+		return -EINVAL;
+	if (index < c->refused[handle_type])
+		c->refused[handle_type] = index;
+	return 0;
 }
 
 void weights_client_acquired_fini(struct weights_client_acquired *a)
@@ -294,7 +306,20 @@ int weights_client_acquire(struct weights_client *c, const char *model, const ui
 {
 	Wd__Acquire acquire = WD__ACQUIRE__INIT;
 	Wd__Request request = WD__REQUEST__INIT;
+	Wd__Refusal rows[WEIGHTS_CLIENT_N_HANDLES];
+	Wd__Refusal *refusals[WEIGHTS_CLIENT_N_HANDLES];
 
+	for (uint32_t type = 1; type < WEIGHTS_CLIENT_N_HANDLES; type++) {
+		Wd__Refusal *m = &rows[acquire.n_refusals];
+
+		if (c->refused[type] == UINT32_MAX)
+			continue;
+		wd__refusal__init(m);
+		m->handle_type = (Wd__HandleType)type;
+		m->index = c->refused[type];
+		refusals[acquire.n_refusals++] = m;
+	}
+	acquire.refusals = refusals;
 	acquire.model = (char *)model;
 	acquire.device_uuid = (ProtobufCBinaryData){.data = (uint8_t *)device_uuid, .len = 16};
 	acquire.driver_uuid = (ProtobufCBinaryData){.data = (uint8_t *)driver_uuid, .len = 16};
@@ -370,7 +395,7 @@ int weights_client_release(struct weights_client *c, uint64_t generation, struct
 }
 
 int weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid, uint64_t n_bytes,
-	uint64_t n_least_bytes, struct err *ret_err, uint64_t *ret_n_bytes)
+	uint64_t n_least_bytes, bool is_modest, struct err *ret_err, uint64_t *ret_n_bytes)
 {
 	_cleanup_(weights_link_free_reply)
 	Wd__Reply *reply = NULL;
@@ -380,6 +405,7 @@ int weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid,
 	reserve.device_uuid = (ProtobufCBinaryData){.data = (uint8_t *)device_uuid, .len = 16};
 	reserve.n_bytes = n_bytes;
 	reserve.least_bytes = n_least_bytes;
+	reserve.modest = is_modest;
 	request.body_case = WD__REQUEST__BODY_RESERVE;
 	request.reserve = &reserve;
 	int r = weights_link_call(&c->link, &request, WD__REPLY__BODY_RESERVED,
@@ -432,6 +458,23 @@ int weights_client_report(
 	request.body_case = WD__REQUEST__BODY_WORKER_REPORT;
 	request.worker_report = &message;
 	return weights_client_do(c, &request, ret_err);
+}
+
+int weights_client_verify(struct weights_client *c, const char *model, struct err *ret_err,
+	struct weights_client_verified *ret_verified)
+{
+	_cleanup_(weights_link_free_reply)
+	Wd__Reply *reply = NULL;
+	Wd__Verify verify = WD__VERIFY__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	verify.model = (char *)model;
+	request.body_case = WD__REQUEST__BODY_VERIFY;
+	request.verify = &verify;
+	int r = weights_link_call(&c->link, &request, WD__REPLY__BODY_VERIFIED,
+		WEIGHTS_LINK_FOREVER, ret_err, &reply);
+	return r < 0 ? r
+		     : weights_client_status_read_verified(reply->verified, ret_err, ret_verified);
 }
 
 int weights_client_list(

@@ -64,6 +64,7 @@ enum weights_client_handle {
 	WEIGHTS_CLIENT_MEMFD = 2,
 	WEIGHTS_CLIENT_FILE = 3,
 	WEIGHTS_CLIENT_DMA_BUF = 4,
+	WEIGHTS_CLIENT_N_HANDLES, /* beyond each of them */
 };
 
 /* Windows of memfds and files start and end at multiples of this; only a file's last may end
@@ -113,6 +114,10 @@ struct weights_client_generation {
 	uint32_t n_leases;
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
+	uint32_t residency;   /* bit d: for weights_client_alloc.device d */
+	uint8_t identity[32]; /* of the contents */
+	bool has_identity;
+	uint64_t verified_ns; /* see Generation.verified_ns */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -176,7 +181,7 @@ enum weights_client_event_kind {
 	/* As LOST, to the worker that they concern without weights_client_watch: */
 	WEIGHTS_CLIENT_PRESSURE, /* others need memory: who is idle parks */
 	WEIGHTS_CLIENT_REPLACED, /* generation is newer, and ready */
-	WEIGHTS_CLIENT_CORRUPT,  /* text says what */
+	WEIGHTS_CLIENT_CORRUPT,  /* text names tensors; since_ns: how long it may be so */
 	WEIGHTS_CLIENT_EXPELLED, /* the lease has ended */
 };
 
@@ -189,6 +194,7 @@ struct weights_client_event {
 	uint64_t total_bytes;
 	const char *text;
 	int32_t pid;
+	uint64_t since_ns;
 };
 
 typedef void (*weights_client_event_fn)(const struct weights_client_event *event, void *userdata);
@@ -220,6 +226,14 @@ void weights_client_set_event_fn(
 /* Bit h set: acquire may bring enum weights_client_handle h. 0, as at first: opaque fds alone. */
 void weights_client_set_handle_types(struct weights_client *c, uint32_t mask);
 
+/*
+ * The driver refused to import allocation `index` as this enum weights_client_handle: from it on
+ * acquire brings nothing of that type. Told again with a lower index, that one counts; a higher one
+ * changes nothing. -EINVAL: no such type.
+ */
+int must_check weights_client_add_refusal(
+	struct weights_client *c, uint32_t handle_type, uint32_t index);
+
 /* A lease on the newest ready generation; waits while it loads. uuids are 16 bytes each. */
 int must_check weights_client_acquire(struct weights_client *c, const char *model,
 	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
@@ -231,11 +245,12 @@ int must_check weights_client_release(
 
 /*
  * What the caller will have on the device in all, for itself; 0 gives everything back. Waits some
- * seconds where others have to make room. *ret_n_bytes is what it may have, n_least_bytes (at most
- * n_bytes) or more; -ENOMEM with who holds what.
+ * seconds where others have to make room; with is_modest for the least alone. *ret_n_bytes is what
+ * it may have, n_least_bytes (at most n_bytes) or more; -ENOMEM with who holds what.
  */
 int must_check weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid,
-	uint64_t n_bytes, uint64_t n_least_bytes, struct err *ret_err, uint64_t *ret_n_bytes);
+	uint64_t n_bytes, uint64_t n_least_bytes, bool is_modest, struct err *ret_err,
+	uint64_t *ret_n_bytes);
 
 /* The manifest and the allocations of the newest generation, without their fds and without a lease.
  */
@@ -248,6 +263,29 @@ int must_check weights_client_load(struct weights_client *c, const char *name, c
 
 int must_check weights_client_unload(
 	struct weights_client *c, const char *name, struct err *ret_err);
+
+enum { WEIGHTS_CLIENT_MAX_DIFFERENCES = 64 };
+
+/* Bytes of a tensor that are not what was loaded. */
+struct weights_client_difference {
+	char tensor[80];
+	uint32_t allocation;
+	uint64_t offset;  /* of the first piece that differs, from the tensor's start */
+	uint64_t n_bytes; /* of the pieces that differ */
+};
+
+struct weights_client_verified {
+	uint64_t generation;
+	uint64_t n_bytes; /* that were read */
+	uint64_t elapsed_ns;
+	uint32_t n_tensors; /* that differ */
+	uint32_t n_differences;
+	struct weights_client_difference differences[WEIGHTS_CLIENT_MAX_DIFFERENCES];
+};
+
+/* Every checksum of the newest generation made anew; returns when that is done. */
+int must_check weights_client_verify(struct weights_client *c, const char *model,
+	struct err *ret_err, struct weights_client_verified *ret_verified);
 
 /* models alone are filled by list; everything by status. */
 int must_check weights_client_list(

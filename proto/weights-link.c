@@ -22,29 +22,6 @@ void weights_link_free_reply(Wd__Reply **reply)
 	*reply = NULL;
 }
 
-int weights_link_send(
-	struct weights_link *l, Wd__Request *request, const struct fdlist *fds, struct err *ret_err)
-{
-	size_t n_bytes;
-	int r;
-
-	request->id = ++l->last_id;
-	request->n_fds = fds ? fds->n : 0;
-	n_bytes = wd__request__get_packed_size(request);
-	if (n_bytes > WIRE_MAX_BYTES)
-		return err_set(ret_err, EMSGSIZE, "request: expected at most %d bytes, found %zu",
-			WIRE_MAX_BYTES, n_bytes);
-	wd__request__pack(request, l->buffer);
-	r = wire_send(l->fd, l->buffer, (uint32_t)n_bytes, fds);
-	if (r == WIRE_AGAIN) /* SO_SNDTIMEO */
-		return err_set(ret_err, ETIMEDOUT, "weightd takes no requests");
-	if (r == -EPIPE || r == -ECONNRESET)
-		return err_set(ret_err, ECONNRESET, "weightd closed the connection");
-	if (r < 0)
-		return err_set(ret_err, -r, "weightd: send: %s", strerror(-r));
-	return 0;
-}
-
 static uint64_t weights_link_now_ms(void)
 {
 	struct timespec t;
@@ -116,6 +93,47 @@ static int must_check weights_link_refusal(const Wd__Error *error, struct err *r
 		error->text[0] ? error->text : "weightd refused and did not say why");
 }
 
+/* Whom weightd does not let in is told why before its first request can be sent. */
+static int must_check weights_link_explain_end(struct weights_link *l, struct err *ret_err)
+{
+	int rc = 0;
+
+	while (rc == 0) {
+		_cleanup_(weights_link_free_reply)
+		Wd__Reply *reply = NULL;
+		_cleanup_(fdlist_fini)
+		struct fdlist fds = FDLIST_NULL;
+
+		rc = weights_link_read(l, NULL, &reply, &fds);
+		if (rc == 0 && reply->id == 0 && reply->body_case == WD__REPLY__BODY_ERROR)
+			return weights_link_refusal(reply->error, ret_err);
+	}
+	return err_set(ret_err, ECONNRESET, "weightd closed the connection");
+}
+
+int weights_link_send(
+	struct weights_link *l, Wd__Request *request, const struct fdlist *fds, struct err *ret_err)
+{
+	size_t n_bytes;
+	int r;
+
+	request->id = ++l->last_id;
+	request->n_fds = fds ? fds->n : 0;
+	n_bytes = wd__request__get_packed_size(request);
+	if (n_bytes > WIRE_MAX_BYTES)
+		return err_set(ret_err, EMSGSIZE, "request: expected at most %d bytes, found %zu",
+			WIRE_MAX_BYTES, n_bytes);
+	wd__request__pack(request, l->buffer);
+	r = wire_send(l->fd, l->buffer, (uint32_t)n_bytes, fds);
+	if (r == WIRE_AGAIN) /* SO_SNDTIMEO */
+		return err_set(ret_err, ETIMEDOUT, "weightd takes no requests");
+	if (r == -EPIPE || r == -ECONNRESET)
+		return weights_link_explain_end(l, ret_err);
+	if (r < 0)
+		return err_set(ret_err, -r, "weightd: send: %s", strerror(-r));
+	return 0;
+}
+
 static int must_check weights_link_take_event(
 	struct weights_link *l, const Wd__Reply *reply, struct err *ret_err)
 {
@@ -142,6 +160,7 @@ static int must_check weights_link_take_event(
 		.total_bytes = e->total_bytes,
 		.text = e->text,
 		.pid = e->pid,
+		.since_ns = e->since_ns,
 	};
 	l->event_fn(&event, l->userdata);
 	return 0;

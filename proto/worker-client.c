@@ -417,6 +417,27 @@ int worker_client_detokenize(struct worker_client *c, const uint32_t *ids, uint3
 	return 0;
 }
 
+/* What steps did with weights outside device memory; absent where there are none. */
+static void worker_client_read_counters(
+	const Wk__Status *m, struct worker_client_status *ret_status)
+{
+	if (m->streaming) {
+		ret_status->stream_rows = m->streaming->rows;
+		ret_status->stream_steps = m->streaming->steps;
+		ret_status->stream_ns = m->streaming->step_ns;
+		ret_status->stream_bytes = m->streaming->copied_bytes;
+		ret_status->paged_bytes = m->streaming->paged_bytes;
+	}
+	if (m->experts)
+		ret_status->experts = (struct worker_client_experts){
+			.n_slots = m->experts->slots,
+			.n_bytes = m->experts->bytes,
+			.n_found = m->experts->found,
+			.n_fetched = m->experts->fetched,
+			.n_direct = m->experts->direct,
+		};
+}
+
 static int must_check worker_client_read_status(
 	const Wk__Status *m, struct err *ret_err, struct worker_client_status *ret_status)
 {
@@ -468,13 +489,8 @@ static int must_check worker_client_read_status(
 		r = worker_client_copy("placement", m->placed_weights[i]->placement,
 			sizeof(p->placement), ret_err, p->placement);
 	}
-	if (r == 0 && m->streaming) {
-		s.stream_rows = m->streaming->rows;
-		s.stream_steps = m->streaming->steps;
-		s.stream_ns = m->streaming->step_ns;
-		s.stream_bytes = m->streaming->copied_bytes;
-		s.paged_bytes = m->streaming->paged_bytes;
-	}
+	if (r == 0)
+		worker_client_read_counters(m, &s);
 	if (r == 0)
 		*ret_status = s;
 	return r;

@@ -137,6 +137,15 @@ struct worker_client_placed {
 	uint64_t n_bytes;
 };
 
+/* See Experts in workerd.proto; no slots: none are cached. */
+struct worker_client_experts {
+	uint64_t n_slots;
+	uint64_t n_bytes;
+	uint64_t n_found;
+	uint64_t n_fetched;
+	uint64_t n_direct;
+};
+
 struct worker_client_status {
 	int32_t pid;
 	uint64_t uptime_ns;
@@ -165,6 +174,7 @@ struct worker_client_status {
 	uint64_t stream_ns;
 	uint64_t stream_bytes;
 	uint64_t paged_bytes;
+	struct worker_client_experts experts;
 };
 
 /* See MemoryRate in workerd.proto. */

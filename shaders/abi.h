@@ -49,6 +49,7 @@
 #define ABI_MATMUL_SPEC_GATHER (ABI_TILE_SPEC_KERNEL + 0) /* 1: row i of x is x[want[i]] */
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
+#define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
 
 /* Which rows a tile of experts has. */
 #define ABI_EXPERTS_ROWS_CHOICE 0 /* one, of one of its experts, which the choice says */
@@ -237,6 +238,30 @@ struct abi_cache {
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n_slots;
 	ABI_U32 n_used;
+};
+
+/*
+ * Checksums (weightd/sum.h). ABI_CHECKSUM_PARTS subgroups share ABI_CHECKSUM_GROUP pieces: each
+ * word of the key is read once for all of them.
+ */
+#define ABI_CHECKSUM_UNIT_BYTES 16
+#define ABI_CHECKSUM_GROUP 8
+#define ABI_CHECKSUM_PARTS 16
+#define ABI_CHECKSUM_SUMS \
+	17 /* a piece: of the parts, and of the bytes behind the last whole unit */
+
+struct abi_checksum_piece {
+	ABI_ADDRESS data; /* a multiple of ABI_CHECKSUM_UNIT_BYTES */
+	ABI_U32 n_bytes;  /* > 0, at most SUM_PIECE_BYTES */
+	ABI_U32 pad;
+};
+
+struct abi_checksum {
+	ABI_ADDRESS pieces; /* [n] struct abi_checksum_piece */
+	ABI_ADDRESS keys;   /* [SUM_PIECE_BYTES / ABI_CHECKSUM_UNIT_BYTES][4] u32 */
+	ABI_ADDRESS sums;   /* [n][ABI_CHECKSUM_SUMS] uvec2, the low word first */
+	ABI_U32 n;
+	ABI_U32 pad;
 };
 
 /* Positions of a page; the same as KV_PAGE_TOKENS of workerd/kv.h. */

@@ -29,6 +29,30 @@ layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Mis
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Units { uvec4 at[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer UnitsOut { uvec4 at[]; };
 
+/* Units that a lane has under way at once: what few misses there are must fill the bus too. */
+const int N_AHEAD = 4;
+
+/*
+ * n units. A subgroup's loads begin at lines of 128 bytes wherever the expert does, so that across
+ * the bus no line is asked for in two parts.
+ */
+void copy(uvec2 from, uvec2 to, uint n, uint n_lanes)
+{
+	Units src = Units(from);
+	UnitsOut dst = UnitsOut(to);
+	uint skip = from.x / 16 % 8;
+	uvec4 v[N_AHEAD];
+
+	for (uint i = subgroup_x() * SUBGROUP + lane(); i < n + skip; i += N_AHEAD * n_lanes) {
+		/* Before the first unit i - skip wraps, which is as far out as behind the last. */
+		[[unroll]] for (int a = 0; a < N_AHEAD; a++)
+			v[a] = src.at[min(i + a * n_lanes - skip, n - 1)];
+		[[unroll]] for (int a = 0; a < N_AHEAD; a++)
+			if (i + a * n_lanes - skip < n)
+				dst.at[i + a * n_lanes - skip] = v[a];
+	}
+}
+
 void main()
 {
 	if (gl_WorkGroupID.y >= State(push.state).at.n_misses)
@@ -39,10 +63,8 @@ void main()
 	uint n_lanes = gl_NumWorkGroups.x * LOCAL_SIZE;
 
 	for (uint p = 0; p < ABI_CACHE_PARTS; p++) {
-		Units src = Units(address_at(layer.home[p], miss.expert, layer.n_part_bytes[p]));
-		UnitsOut dst = UnitsOut(address_at(slot, 1, layer.part_at[p]));
-		uint n = layer.n_part_bytes[p] / 16;
-		for (uint i = subgroup_x() * SUBGROUP + lane(); i < n; i += n_lanes)
-			dst.at[i] = src.at[i];
+		uvec2 home = address_at(layer.home[p], miss.expert, layer.n_part_bytes[p]);
+		copy(home, address_at(slot, 1, layer.part_at[p]), layer.n_part_bytes[p] / 16,
+			n_lanes);
 	}
 }

@@ -42,17 +42,35 @@ uint expert_of(uint pair)
 	return Choices(push.choice).at[pair].expert;
 }
 
-/* Marks the lane's slots whose experts are wanted; how many they are. */
-uint mark(uint n_pairs, uint clock)
+uint join_lanes(uint bits)
+{
+	[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
+		uint d = SUBGROUP >> level;
+		if (d > 0)
+			bits |= subgroupShuffleXor(bits, d);
+	}
+	return bits;
+}
+
+/*
+ * Marks the lane's slots whose experts are wanted; how many they are. ret_hits: a bit for each of
+ * the first 32 pairs that is in one of them.
+ */
+uint mark(uint n_pairs, uint clock, out uint ret_hits)
 {
 	Slots slots = Slots(push.slots);
 	uint n_found = 0;
 
+	ret_hits = 0;
 	for (uint s = lane(); s < push.n_slots; s += SUBGROUP) {
 		uint expert = slots.at[s].expert;
 		bool is_wanted = false;
-		for (uint i = 0; i < n_pairs && !is_wanted; i++)
-			is_wanted = expert_of(i) == expert;
+		for (uint i = 0; i < n_pairs; i++) {
+			if (expert_of(i) != expert)
+				continue;
+			is_wanted = true;
+			ret_hits |= i < 32 ? 1u << i : 0;
+		}
 		if (is_wanted) {
 			slots.at[s].used = clock;
 			n_found++;
@@ -119,10 +137,14 @@ void main()
 	if (lane() == 0)
 		clock = State(push.state).at.clock + 1;
 	clock = subgroupShuffle(clock, 0);
-	uint n_found = sum_lanes(mark(n_pairs, clock));
-	uint n_misses = 0, n_direct = 0, slot;
+	uint hits, n_misses = 0, n_direct = 0, slot;
+	uint n_found = sum_lanes(mark(n_pairs, clock, hits));
+	hits = join_lanes(hits);
 
 	for (uint i = 0; i < n_pairs; i++) {
+		/* A search takes longer than the experts of a step that are all here. */
+		if (i < 32 && (hits >> i & 1) != 0)
+			continue;
 		uint expert = expert_of(i);
 		if (find(expert, clock, slot))
 			continue;

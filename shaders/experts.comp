@@ -25,9 +25,11 @@
 #include "common.glsl"
 #include "dtype.glsl"
 #include "tile.glsl"
+#include "far.glsl"
 #include "route.glsl"
 
 layout(constant_id = ABI_EXPERTS_SPEC_ROWS) const uint ROWS = ABI_EXPERTS_ROWS_CHOICE;
+layout(constant_id = ABI_EXPERTS_SPEC_FAR) const uint FAR = 0;
 
 layout(push_constant, std430) uniform Push
 {
@@ -60,6 +62,14 @@ void take_x(int c, uint pair)
 	x_rows[c] = address_at(push.x, pair / push.x_share, 4 * push.k);
 }
 
+void sum_rows()
+{
+	if (FAR != 0)
+		sum_far(push.k, push.gain);
+	else
+		sum_units(push.k, push.gain);
+}
+
 /* Column c of the tile is of this pair: its outputs from j on. */
 void store(int c, uint pair, uint j)
 {
@@ -88,7 +98,7 @@ void compute_group(uint slot, uint n_pairs, uint j)
 		take_x(c, pairs[c]);
 	}
 	take_w(group.expert, j);
-	sum_units(push.k, push.gain);
+	sum_rows();
 	[[unroll]] for (int c = 0; c < TILE_M; c++)
 		if (c < group.n)
 			store(c, pairs[c], j);
@@ -112,7 +122,7 @@ void compute_pair(uint pair, uint j)
 {
 	take_w(expert_of(pair), j);
 	take_x(0, pair);
-	sum_units(push.k, push.gain);
+	sum_rows();
 	store(0, pair, j);
 }
 
@@ -130,7 +140,7 @@ void mix_row(uint i, uint j)
 		abi_choice choice = Choices(push.choice).at[pair];
 		take_w(choice.expert, j);
 		take_x(0, pair);
-		sum_units(push.k, push.gain);
+		sum_rows();
 		[[unroll]] for (int o = 0; o < N_PARTS; o++)
 			total[o] = fma(
 				choice.weight, column_output(0, o * N_LANE_OUT, 1.0), total[o]);

@@ -29,6 +29,10 @@ uvec2 x_rows[TILE_M];
 float sums[TILE_N][TILE_M];
 float squares[TILE_M];
 
+/* The lane's share of a unit of the rows of W. */
+uint w_raw[TILE_N][N_RAW];
+uint w_shared[N_SHARED];
+
 /* The row of the tile that the lane loads the shared words of, of eight g. */
 uint shared_row(uint g)
 {
@@ -60,17 +64,19 @@ float sum_outputs(float v[N_LANE_OUT])
 	return v[0];
 }
 
-/* Adds the lane's share of unit u of k to all sums. */
+void load_unit(uint u)
+{
+	[[unroll]] for (int r = 0; r < TILE_N; r++)
+		load_raw(w_rows[r], u, w_raw[r]);
+	[[unroll]] for (int g = 0; g < N_SHARED; g++)
+		w_shared[g] = load_shared(shared_rows[g], u);
+}
+
+/* Adds the lane's share of unit u of k, which is loaded, to all sums. */
 void add_unit(uint u, uvec2 gain_at)
 {
-	uint raw[TILE_N][N_RAW];
-	uint shared_words[N_SHARED];
 	float a[TILE_M][N_ELEMENTS];
 
-	[[unroll]] for (int r = 0; r < TILE_N; r++)
-		load_raw(w_rows[r], u, raw[r]);
-	[[unroll]] for (int g = 0; g < N_SHARED; g++)
-		shared_words[g] = load_shared(shared_rows[g], u);
 	[[unroll]] for (int c = 0; c < TILE_M; c++)
 		[[unroll]] for (int e = 0; e < N_ELEMENTS; e++)
 			a[c][e] = Floats(x_rows[c]).at[element(u, e)];
@@ -85,23 +91,30 @@ void add_unit(uint u, uvec2 gain_at)
 	}
 	[[unroll]] for (int r = 0; r < TILE_N; r++) {
 		float w[N_ELEMENTS];
-		decode(raw[r], shared_words[r / 8], r % 8, w);
+		decode(w_raw[r], w_shared[r / 8], r % 8, w);
 		[[unroll]] for (int c = 0; c < TILE_M; c++)
 			[[unroll]] for (int e = 0; e < N_ELEMENTS; e++)
 				sums[r][c] = fma(w[e], a[c][e], sums[r][c]);
 	}
 }
 
-/* All of k; gain_at: with NORM. */
-void sum_units(uint k, uvec2 gain_at)
+void clear_sums()
 {
 	[[unroll]] for (int c = 0; c < TILE_M; c++) {
 		squares[c] = 0.0;
 		[[unroll]] for (int r = 0; r < TILE_N; r++)
 			sums[r][c] = 0.0;
 	}
-	for (uint u = first_unit(); u < n_units(k); u += unit_stride())
+}
+
+/* All of k; gain_at: with NORM. */
+void sum_units(uint k, uvec2 gain_at)
+{
+	clear_sums();
+	for (uint u = first_unit(); u < n_units(k); u += unit_stride()) {
+		load_unit(u);
 		add_unit(u, gain_at);
+	}
 }
 
 /* What the sums of row c of x are to be multiplied by. */

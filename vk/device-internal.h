@@ -3,11 +3,20 @@
 #define VK_DEVICE_INTERNAL_H
 
 /* Inside vk/ only. */
+#include <stdatomic.h>
 #include <vulkan/vulkan_core.h>
 
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/queue-internal.h"
+
+/* struct vk_memory_counter while several threads make memory. */
+struct vk_memory_count {
+	atomic_uint_fast64_t requested_bytes;
+	atomic_uint_fast64_t placed_bytes;
+	atomic_uint_fast64_t spilled_bytes;
+	atomic_uint_fast64_t imported_bytes;
+};
 
 struct vk_device {
 	VkInstance instance;
@@ -15,8 +24,8 @@ struct vk_device {
 	VkPhysicalDevice physical;
 	VkDevice device;
 	struct vk_queue_state queues[VK_QUEUE_N];
-	bool is_lost;     /* once set, every call says VK_DEVICE_LOST */
-	bool is_poisoned; /* once set, no memory is made or imported */
+	atomic_bool is_lost;     /* once set, every call says VK_DEVICE_LOST */
+	atomic_bool is_poisoned; /* once set, no memory is made or imported */
 
 	VkPipelineCache cache;
 	uint64_t cache_bytes; /* of the cache as it is on disk */
@@ -24,6 +33,7 @@ struct vk_device {
 	VkPhysicalDeviceMemoryProperties types;
 	/* What descriptors of a kind can do, and whether they want a dedicated allocation. */
 	VkExternalMemoryFeatureFlags handle_features[VK_HANDLE_N];
+	bool can_export_both;   /* one memory as a dma-buf and as an opaque descriptor */
 	uint32_t max_groups[3]; /* maxComputeWorkGroupCount */
 	uint32_t max_group_size[3];
 	uint32_t max_invocations; /* of a workgroup */
@@ -38,7 +48,7 @@ struct vk_device {
 	PFN_vkSetDebugUtilsObjectNameEXT set_name; /* NULL without validation */
 
 	struct vk_device_info info;
-	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+	struct vk_memory_count counts[VK_MEMORY_N_ROLES];
 };
 
 /* Remembers a loss; returns the result. */

@@ -157,7 +157,7 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 }
 
 /* What the driver claims of our buffers with one kind of memory from elsewhere. */
-static VkExternalMemoryFeatureFlags get_features(
+static VkExternalMemoryProperties get_claims(
 	const struct vk_device *d, VkExternalMemoryHandleTypeFlagBits handle_bit)
 {
 	VkPhysicalDeviceExternalBufferInfo info = {
@@ -169,25 +169,35 @@ static VkExternalMemoryFeatureFlags get_features(
 		.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES};
 
 	vkGetPhysicalDeviceExternalBufferProperties(d->physical, &info, &properties);
-	return properties.externalMemoryProperties.externalMemoryFeatures;
+	return properties.externalMemoryProperties;
 }
 
 static void fill_handle_info(struct vk_device *d, const struct vk_feature_set *set)
 {
 	const VkExternalMemoryFeatureFlags out = VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT;
 	const VkExternalMemoryFeatureFlags in = VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT;
+	const VkExternalMemoryHandleTypeFlags both =
+		vk_memory_handle_bit(VK_HANDLE_OPAQUE_FD) | vk_memory_handle_bit(VK_HANDLE_DMA_BUF);
 	VkExternalMemoryFeatureFlags *have = d->handle_features;
+	VkExternalMemoryProperties opaque =
+		get_claims(d, vk_memory_handle_bit(VK_HANDLE_OPAQUE_FD));
+	VkExternalMemoryProperties dma_buf = {0};
 
-	have[VK_HANDLE_OPAQUE_FD] = get_features(d, vk_memory_handle_bit(VK_HANDLE_OPAQUE_FD));
 	if (set->has_dma_buf)
-		have[VK_HANDLE_DMA_BUF] = get_features(d, vk_memory_handle_bit(VK_HANDLE_DMA_BUF));
+		dma_buf = get_claims(d, vk_memory_handle_bit(VK_HANDLE_DMA_BUF));
+	have[VK_HANDLE_OPAQUE_FD] = opaque.externalMemoryFeatures;
+	have[VK_HANDLE_DMA_BUF] = dma_buf.externalMemoryFeatures;
+	/* VkExportMemoryAllocateInfo: every handle type must be compatible with all others. */
+	d->can_export_both =
+		(opaque.compatibleHandleTypes & dma_buf.compatibleHandleTypes & both) == both;
 	d->info.has_export_fd =
 		(have[VK_HANDLE_OPAQUE_FD] & out) && (have[VK_HANDLE_OPAQUE_FD] & in);
 	d->info.has_export_dma_buf = have[VK_HANDLE_DMA_BUF] & out;
 	d->info.has_import_dma_buf = have[VK_HANDLE_DMA_BUF] & in;
 	if (set->has_host_import)
 		d->info.has_import_host =
-			get_features(d, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT) &
+			get_claims(d, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT)
+				.externalMemoryFeatures &
 			in;
 }
 

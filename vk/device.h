@@ -6,7 +6,9 @@
  * One Vulkan instance, physical and logical device and its queues. Every Vk* type stays inside vk/;
  * the rest of the project sees addresses, bytes and tickets.
  *
- * A device and all that is made from it belongs to one thread at a time.
+ * A device and all that is made from it belongs to one thread at a time; but imports
+ * (vk_host_import, vk_share_import) may run on several threads at once, beside nothing else, and
+ * one thread may make memory (vk_memory_new) beside all that the device's does.
  */
 #include <stdbool.h>
 #include <stdint.h>

@@ -83,23 +83,9 @@ static int allocate(struct vk_memory *m, void *pointer, struct err *ret_err)
 		.handleType = HOST_HANDLE,
 		.pHostPointer = pointer,
 	};
-	VkMemoryAllocateFlagsInfo flags = {
-		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
-		.pNext = &import,
-		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
-	};
-	VkMemoryAllocateInfo info = {
-		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-		.pNext = &flags,
-		.allocationSize = m->alloc_bytes,
-		.memoryTypeIndex = m->type_index,
-	};
 
-	VkResult r = vk_device_note(m->d, vkAllocateMemory(m->d->device, &info, NULL, &m->memory));
-	if (r == VK_SUCCESS)
-		return 0;
-	m->memory = VK_NULL_HANDLE;
-	return refuse(m, r, ret_err);
+	VkResult r = vk_memory_allocate(m, &import);
+	return r == VK_SUCCESS ? 0 : refuse(m, r, ret_err);
 }
 
 static int import_pages(struct vk_memory *m, void *pointer, struct err *ret_err)

@@ -29,6 +29,9 @@ enum { VK_HOST_REFUSED = 2 };
  * where the device imports no host pages or cannot bind a buffer to them, -ENOTRECOVERABLE
  * (vk/device.h), -ENOMEM, VK_HOST_REFUSED, VK_DEVICE_LOST.
  *
+ * Imports may run on several threads at once. After a refusal of one, the others' outcomes mean
+ * nothing: what the driver poisons it poisons for all.
+ *
  * What the host wrote before a submission is seen by it. Host pages have no other owner: there is
  * nothing to acquire or release.
  */

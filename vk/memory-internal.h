@@ -26,6 +26,8 @@ struct vk_memory {
 	enum vk_memory_role role;
 	/* Where else the memory may be known: as a descriptor or as host pages; 0: nowhere. */
 	VkExternalMemoryHandleTypeFlagBits handle_bit;
+	/* A second kind of descriptor that it is exportable as, or 0. */
+	VkExternalMemoryHandleTypeFlagBits other_bit;
 	bool is_imported;
 	bool is_host;   /* weights that were put into host memory */
 	bool is_mapped; /* has a host pointer of its own */
@@ -56,6 +58,12 @@ int must_check vk_memory_start(struct vk_device *d, enum vk_memory_role role, co
 /* Creates m->buffer. */
 int must_check vk_memory_make_buffer(
 	struct vk_memory *m, struct err *ret_err, struct vk_memory_needs *ret_needs);
+
+/*
+ * Makes m->memory: m->alloc_bytes of m->type_index, with `next` behind what every memory has. One
+ * that fails leaves VK_NULL_HANDLE.
+ */
+VkResult vk_memory_allocate(struct vk_memory *m, const void *next);
 
 /* Binds the buffer to m->memory, takes its address, maps it if m->is_mapped and counts it. */
 int must_check vk_memory_finish(struct vk_memory *m, struct err *ret_err);

@@ -44,7 +44,9 @@ struct vk_memory_params {
 	/* Weights only: host-visible, coherent and, where there is such a type, cached memory
 	 * instead of device-local, mapped here and by no importer. */
 	bool is_host;
-	enum vk_handle handle; /* as what it is exportable */
+	/* As what it is exportable; a dma-buf's memory as an opaque descriptor too, where the
+	 * driver lets one memory be both: vk_memory_can_export. */
+	enum vk_handle handle;
 };
 
 /*
@@ -67,6 +69,9 @@ uint64_t vk_memory_get_bytes(const struct vk_memory *m);
 const char *vk_memory_get_name(const struct vk_memory *m);
 uint32_t vk_memory_get_type_index(const struct vk_memory *m);
 uint32_t vk_memory_get_heap_index(const struct vk_memory *m);
+
+/* Was it made here so that it can leave as this? */
+bool vk_memory_can_export(const struct vk_memory *m, enum vk_handle handle);
 
 /*
  * The host pointer of a staging, io or is_host memory that was made here, valid as long as the

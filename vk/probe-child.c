@@ -336,12 +336,13 @@ static int read_import(struct trial *t, struct vk_memory *exported, bool is_host
 
 static int try_export(struct trial *t, enum vk_probe_kind kind, const char *select)
 {
+	bool is_dma_buf = kind == VK_PROBE_DMA_BUF || kind == VK_PROBE_DMA_BUF_HOST;
 	struct vk_memory_params params = {
 		.role = VK_MEMORY_WEIGHTS,
 		.is_exportable = true,
 		.name = "exported",
-		.is_host = kind == VK_PROBE_FD_HOST,
-		.handle = kind == VK_PROBE_DMA_BUF ? VK_HANDLE_DMA_BUF : VK_HANDLE_OPAQUE_FD,
+		.is_host = kind == VK_PROBE_FD_HOST || kind == VK_PROBE_DMA_BUF_HOST,
+		.handle = is_dma_buf ? VK_HANDLE_DMA_BUF : VK_HANDLE_OPAQUE_FD,
 	};
 	struct vk_share_params shared;
 	struct vk_memory *m = NULL;
@@ -407,7 +408,7 @@ void vk_probe_child_run(const char *select, enum vk_probe_kind kind, const char 
 	struct trial t = {.pages = {.fd = -1}};
 	int r;
 
-	if (kind == VK_PROBE_FD_DEVICE || kind == VK_PROBE_FD_HOST || kind == VK_PROBE_DMA_BUF)
+	if (kind >= VK_PROBE_FD_DEVICE && kind <= VK_PROBE_DMA_BUF_HOST)
 		r = try_export(&t, kind, select);
 	else if (kind == VK_PROBE_MEMFD_DMA_BUF)
 		r = try_memfd_dma_buf(&t, select);

@@ -41,6 +41,7 @@ static const char *const kind_names[VK_PROBE_N] = {
 	[VK_PROBE_FD_DEVICE] = "fd-device",
 	[VK_PROBE_FD_HOST] = "fd-host",
 	[VK_PROBE_DMA_BUF] = "dma-buf",
+	[VK_PROBE_DMA_BUF_HOST] = "dma-buf-host",
 	[VK_PROBE_MEMFD_DMA_BUF] = "memfd-dma-buf",
 };
 

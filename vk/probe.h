@@ -32,6 +32,7 @@ enum vk_probe_kind {
 	VK_PROBE_FD_DEVICE,     /* opaque fd of device-local weights, exported and imported */
 	VK_PROBE_FD_HOST,       /* opaque fd of is_host weights, exported and imported */
 	VK_PROBE_DMA_BUF,       /* dma-buf of device-local weights, exported; imported if claimed */
+	VK_PROBE_DMA_BUF_HOST,  /* dma-buf of is_host weights, exported and imported */
 	VK_PROBE_MEMFD_DMA_BUF, /* a memfd imported as a dma-buf */
 	VK_PROBE_N,
 };

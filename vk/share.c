@@ -16,18 +16,27 @@
 int vk_share_export(
 	struct vk_memory *m, struct err *ret_err, int *ret_fd, struct vk_share_params *ret_params)
 {
+	bool is_dma_buf = m->handle_bit == vk_memory_handle_bit(VK_HANDLE_DMA_BUF);
+
+	return vk_share_export_as(m, is_dma_buf ? VK_HANDLE_DMA_BUF : VK_HANDLE_OPAQUE_FD, ret_err,
+		ret_fd, ret_params);
+}
+
+int vk_share_export_as(struct vk_memory *m, enum vk_handle handle, struct err *ret_err, int *ret_fd,
+	struct vk_share_params *ret_params)
+{
 	VkMemoryGetFdInfoKHR info = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR,
 		.memory = m->memory,
-		.handleType = m->handle_bit,
+		.handleType = vk_memory_handle_bit(handle),
 	};
 	_cleanup_(cleanup_close)
 	int fd = -1;
 
-	if (!m->handle_bit || m->is_imported)
+	if (!vk_memory_can_export(m, handle))
 		return err_set(ret_err, EPERM, "memory %s: %s", m->name,
 			m->is_imported ? "another process's memory is exported by its owner only"
-				       : "it was not made exportable");
+				       : "it was not made exportable as this");
 	VkResult r = vk_device_note(m->d, m->d->get_memory_fd(m->d->device, &info, &fd));
 	if (r != VK_SUCCESS)
 		return vk_result_fail(r, ret_err, "memory %s: export", m->name);
@@ -39,9 +48,7 @@ int vk_share_export(
 		.buffer_bytes = m->n_bytes,
 		.memory_type_index = m->type_index,
 		.is_dedicated = m->is_dedicated,
-		.handle = m->handle_bit == vk_memory_handle_bit(VK_HANDLE_DMA_BUF)
-				  ? VK_HANDLE_DMA_BUF
-				  : VK_HANDLE_OPAQUE_FD,
+		.handle = handle,
 	};
 	*ret_fd = TAKE_FD(fd);
 	return 0;
@@ -177,26 +184,13 @@ static int allocate(
 		.handleType = m->handle_bit,
 		.fd = duplicate,
 	};
-	VkMemoryAllocateFlagsInfo flags = {
-		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
-		.pNext = &import,
-		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
-	};
-	VkMemoryAllocateInfo info = {
-		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-		.pNext = &flags,
-		.allocationSize = params->n_bytes,
-		.memoryTypeIndex = m->type_index,
-	};
 
 	if (duplicate < 0)
 		return err_set(ret_err, errno, "import of %s: descriptor: %m", m->name);
-	VkResult r = vk_device_note(m->d, vkAllocateMemory(m->d->device, &info, NULL, &m->memory));
-	if (r != VK_SUCCESS) {
-		m->memory = VK_NULL_HANDLE;
+	VkResult r = vk_memory_allocate(m, &import);
+	if (r != VK_SUCCESS)
 		return vk_result_fail(r, ret_err, "import of %s: %" PRIu64 " bytes of type %u",
-			m->name, params->n_bytes, m->type_index);
-	}
+			m->name, m->alloc_bytes, m->type_index);
 	(void)TAKE_FD(duplicate);
 	return 0;
 }

@@ -31,12 +31,18 @@ struct vk_share_params {
 int must_check vk_share_export(
 	struct vk_memory *m, struct err *ret_err, int *ret_fd, struct vk_share_params *ret_params);
 
+/* The same as this kind; -EPERM too where vk_memory_can_export says no. */
+int must_check vk_share_export_as(struct vk_memory *m, enum vk_handle handle, struct err *ret_err,
+	int *ret_fd, struct vk_share_params *ret_params);
+
 /*
  * The memory behind fd in this process, role as given. On success fd belongs to the driver; on
  * failure it is still the caller's. Every value is checked against the device before Vulkan sees
  * it (a peer chose them): -EINVAL; -ENOTSUP for a kind of handle that the device does not claim to
  * import; -ENOTRECOVERABLE (vk/device.h); -ENOMEM or -EIO with the driver's error in ret_err. After
  * a driver's refusal it is wise to make the device anew.
+ *
+ * Imports may run on several threads at once.
  *
  * A memfd passes for a dma-buf where the driver takes it (vk/probe.h), with VK_SHARE_ANY_TYPE and
  * both sizes those of the file, which must be sealed against shrinking or be of one we trust.

@@ -8,11 +8,12 @@
 #include "weightctl/options.h"
 #include "weightctl/output.h"
 #include "weightctl/status-json.h"
+#include "weightctl/status-names.h"
 
 static int print(const struct weights_client_status *s)
 {
-	printf("%-24s %10s  %-8s %-8s %12s %7s\n", "NAME", "GENERATION", "STATE", "FORMAT",
-		"WEIGHTS", "LEASES");
+	printf("%-24s %10s  %-8s %-8s %12s %7s  %-12s %s\n", "NAME", "GENERATION", "STATE",
+		"FORMAT", "WEIGHTS", "LEASES", "DEVICES", "IDENTITY");
 	for (uint32_t i = 0; i < s->n_models; i++) {
 		const struct weights_client_model *m = &s->models[i];
 
@@ -20,9 +21,11 @@ static int print(const struct weights_client_status *s)
 		for (uint32_t k = 0; k < m->n_generations; k++) {
 			const struct weights_client_generation *g = &m->generations[k];
 
-			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 "\n", m->name, g->id,
-				g->state, g->format, figure_bytes(g->weights_bytes).text,
-				g->n_leases);
+			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 "  %-12s %.12s\n",
+				m->name, g->id, g->state, g->format,
+				figure_bytes(g->weights_bytes).text, g->n_leases,
+				status_names_residency(g->residency).text,
+				g->has_identity ? status_names_identity(g).text : "-");
 		}
 	}
 	return 0;

@@ -22,6 +22,7 @@ static const struct command commands[] = {
 	{"ls", "no argument", 0, 0, ls_run},
 	{"status", "no argument", 0, 0, status_run},
 	{"map", "NAME", 1, 1, map_run},
+	{"verify", "NAME", 1, 1, verify_run},
 	{"inspect", "FILE", 1, 1, inspect_run},
 	{"ask", "TEXT", 1, 1, ask_run},
 	{"chat", "no argument", 0, 0, chat_run},
@@ -44,6 +45,7 @@ static const char help[] =
 	"alone\n"
 	"                      with --devices what each device can do, and why not\n"
 	"  map NAME            where every tensor of a model lives\n"
+	"  verify NAME         is every byte of a model still what was loaded? Else exit status 1\n"
 	"  inspect FILE        what a GGUF file holds, and whether it would load\n"
 	"\n"
 	"Text, asked of a worker:\n"

@@ -89,13 +89,28 @@ static json_t *allocation(const void *allocs, uint32_t i)
 		(json_int_t)a->device);
 }
 
+/* The numbers that allocations have as their device. */
+static json_t *residency(uint32_t bits)
+{
+	json_t *array = json_array();
+
+	for (uint32_t i = 0; array && i < 32; i++) {
+		if ((bits >> i & 1) && json_array_append_new(array, json_integer(i)) < 0) {
+			json_decref(array);
+			array = NULL;
+		}
+	}
+	return array;
+}
+
 static json_t *generation(const void *generations, uint32_t i)
 {
 	const struct weights_client_generation *g =
 		(const struct weights_client_generation *)generations + i;
 
-	return json_pack(
-		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+	json_t *o = json_pack(
+		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, "
+		"s:o}",
 		"id", (json_int_t)g->id, "state", output_name(g->state), "origin",
 		output_name(g->origin), "path", output_name(g->path), "architecture",
 		output_name(g->architecture), "format", output_name(g->format), "n_parameters",
@@ -103,8 +118,18 @@ static json_t *generation(const void *generations, uint32_t i)
 		"weights_bytes", (json_int_t)g->weights_bytes, "manifest_bytes",
 		(json_int_t)g->manifest_bytes, "loaded_bytes", (json_int_t)g->loaded_bytes,
 		"load_ns", (json_int_t)g->load_ns, "n_leases", (json_int_t)g->n_leases, "n_tensors",
-		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "allocations",
+		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "devices",
+		residency(g->residency), "allocations",
 		array_of(g->allocs, g->n_allocs, allocation));
+	if (!o)
+		return NULL;
+	if (json_object_set_new(o, "identity", output_name(status_names_identity(g).text)) < 0 ||
+		json_object_set_new(o, "verified_ns", json_integer((json_int_t)g->verified_ns)) <
+			0) {
+		json_decref(o);
+		return NULL;
+	}
+	return o;
 }
 
 static json_t *model(const void *models, uint32_t i)
@@ -197,11 +222,18 @@ static json_t *streaming(const struct worker_client_status *s)
 		(json_int_t)s->stream_bytes, "paged_bytes", (json_int_t)s->paged_bytes);
 }
 
+static json_t *experts(const struct worker_client_experts *e)
+{
+	return json_pack("{s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)e->n_slots, "bytes",
+		(json_int_t)e->n_bytes, "found", (json_int_t)e->n_found, "fetched",
+		(json_int_t)e->n_fetched, "direct", (json_int_t)e->n_direct);
+}
+
 json_t *status_json_worker(const struct worker_client_status *s)
 {
 	json_t *o = json_pack(
 		"{s:i, s:I, s:o, s:I, s:o, s:b, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-		"s:I, s:I, s:b, s:o, s:o}",
+		"s:I, s:I, s:b, s:o, s:o, s:o}",
 		"pid", s->pid, "uptime_ns", (json_int_t)s->uptime_ns, "model",
 		output_name(s->model), "generation", (json_int_t)s->generation, "device",
 		output_name(s->device), "software", s->software, "weights_bytes",
@@ -213,7 +245,7 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		"generated_tokens", (json_int_t)s->generated_tokens, "n_dispatches",
 		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected,
 		"placed_weights", array_of(s->placed_weights, s->n_placed_weights, placed),
-		"streaming", streaming(s));
+		"streaming", streaming(s), "experts", experts(&s->experts));
 
 	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

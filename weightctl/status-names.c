@@ -28,6 +28,19 @@ const char *status_names_handle(uint32_t handle_type)
 	}
 }
 
+struct status_names_residency status_names_residency(uint32_t bits)
+{
+	struct status_names_residency result = {.text = "-"};
+	char *at = result.text;
+
+	for (int i = 1; i < 32; i++)
+		if (bits >> i & 1)
+			at += sprintf(at, "%s%d", at == result.text ? "" : ",", i - 1);
+	if (bits & 1)
+		sprintf(at, "%sothers", at == result.text ? "" : ",");
+	return result;
+}
+
 struct status_names_uuid status_names_uuid(const uint8_t uuid[16])
 {
 	struct status_names_uuid result;
@@ -37,4 +50,13 @@ struct status_names_uuid status_names_uuid(const uint8_t uuid[16])
 		at += sprintf(
 			at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 	return result;
+}
+
+struct status_names_identity status_names_identity(const struct weights_client_generation *g)
+{
+	struct status_names_identity id = {0};
+
+	for (unsigned i = 0; g->has_identity && i < sizeof(g->identity); i++)
+		snprintf(id.text + 2 * i, 3, "%02x", g->identity[i]);
+	return id;
 }

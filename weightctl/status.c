@@ -82,6 +82,9 @@ static void print_generation(const struct weights_client_status *s, const char *
 	printf(" %s, %s parameters, %s in %" PRIu32 " tensors, %" PRIu32 " lease%s\n", g->format,
 		figure_count(g->n_parameters).text, figure_bytes(g->weights_bytes).text,
 		g->n_tensors, g->n_leases, g->n_leases == 1 ? "" : "s");
+	if (g->has_identity)
+		printf("  identity %.12s, found right %s ago\n", status_names_identity(g).text,
+			figure_time(g->verified_ns).text);
 	printf("  file ");
 	output_clean(g->path);
 	printf(", %s", figure_bytes(g->file_bytes).text);
@@ -162,6 +165,19 @@ static void print_weightd(const struct weights_client_status *s)
 	print_sharing(&sharing);
 }
 
+static void print_experts(const struct worker_client_experts *e)
+{
+	double n_wanted = (double)e->n_found + (double)e->n_fetched + (double)e->n_direct;
+
+	if (e->n_slots == 0)
+		return;
+	printf("  experts: %" PRIu64 " slots, %s, ", e->n_slots, figure_bytes(e->n_bytes).text);
+	if (n_wanted > 0)
+		printf("%.1f%% found\n", 100 * (double)e->n_found / n_wanted);
+	else
+		puts("none wanted yet");
+}
+
 static void print_worker(const struct worker_client_status *s)
 {
 	printf("worker %" PRId32 ", up %s: ", s->pid, figure_time(s->uptime_ns).text);
@@ -190,6 +206,7 @@ static void print_worker(const struct worker_client_status *s)
 			s->stream_rows, s->stream_steps,
 			figure_bytes(s->stream_bytes + s->paged_bytes).text,
 			figure_time(s->stream_ns).text, figure_bytes(s->paged_bytes).text);
+	print_experts(&s->experts);
 	for (uint32_t i = 0; i < s->n_roles; i++) {
 		const struct worker_client_role *role = &s->roles[i];
 

@@ -160,6 +160,12 @@ static int account_refuse(
 	return -ENOMEM;
 }
 
+/* What it waits for, and others are asked for. */
+static uint64_t account_get_need(const struct account_request *q)
+{
+	return q->is_modest ? q->n_least_bytes : q->n_bytes;
+}
+
 /* Asks whoever could help: true when somebody could, or bytes are on their way out. */
 static bool account_press(struct account *a, const struct account_request *q)
 {
@@ -168,8 +174,8 @@ static bool account_press(struct account *a, const struct account_request *q)
 		a->params.press(a->params.userdata, q->kind == ACCOUNT_GRANT ? q->id : 0);
 
 	/* A park may come to nothing, so what nobody has does not wait for it. */
-	if (q->n_bytes > room)
-		a->params.evict(a->params.userdata, q->n_bytes - room);
+	if (account_get_need(q) > room)
+		a->params.evict(a->params.userdata, account_get_need(q) - room);
 	return n_asked > 0 || a->n_leaving_bytes > 0;
 }
 
@@ -195,11 +201,12 @@ static void account_serve(struct account *a, uint64_t now_ns)
 		struct err err = ERR_NULL;
 		int rc = 0;
 
-		if (room < q.n_bytes && !is_over) {
+		uint64_t need = account_get_need(&q);
+		if (room < need && !is_over) {
 			/* Perhaps nobody has something any more. */
-			if (room + a->n_leaving_bytes < q.n_bytes)
+			if (room + a->n_leaving_bytes < need)
 				a->params.evict(
-					a->params.userdata, q.n_bytes - room - a->n_leaving_bytes);
+					a->params.userdata, need - room - a->n_leaving_bytes);
 			break;
 		}
 		account_drop_wait(a, 0);
@@ -251,10 +258,11 @@ int account_request(struct account *a, const struct account_request *q, uint64_t
 	if (rc < 0)
 		return rc;
 	if ((row && q->n_bytes <= row->n_bytes) || q->n_bytes == 0 ||
-		(a->n_waits == 0 && q->n_bytes <= room)) {
-		if (row || q->n_bytes > 0)
-			account_set(a, q, q->n_bytes);
-		*ret_n_bytes = q->n_bytes;
+		(a->n_waits == 0 && account_get_need(q) <= room)) {
+		uint64_t n_bytes = q->n_bytes < room ? q->n_bytes : room;
+		if (row || n_bytes > 0)
+			account_set(a, q, n_bytes);
+		*ret_n_bytes = n_bytes;
 		account_serve(a, now_ns);
 		return 0;
 	}

@@ -46,7 +46,8 @@ struct account_request {
 	 */
 	uint64_t n_bytes;
 	uint64_t n_least_bytes; /* it takes so little rather than nothing; at most n_bytes */
-	int32_t pid;            /* of a worker; for refusals */
+	bool is_modest; /* beyond the least it takes only what is free: nobody is asked for it */
+	int32_t pid;    /* of a worker; for refusals */
 	char model[ACCOUNT_MAX_MODEL_BYTES];
 };
 

@@ -5,11 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/manifest.h"
 #include "proto/util/err.h"
 #include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
+#include "weightd/quota.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 
 /* A condition of acquire_try: not yet. */
 enum { ACQUIRE_WAIT = 1 };
@@ -47,7 +50,7 @@ static int acquire_refuse_device(
 static int acquire_find_slot(const struct service *s, const struct acquire_params *params,
 	struct err *ret_err, uint32_t *ret_slot)
 {
-	uint32_t types = params->handle_types;
+	uint32_t types = params->importer.handle_types;
 	bool takes_opaque = types == 0 || (types >> EXPORT_OPAQUE_FD & 1);
 
 	for (uint32_t i = 0; i < s->params->n_loaders && takes_opaque; i++) {
@@ -82,7 +85,7 @@ static int acquire_check_offers(
 
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		struct export_offer offer;
-		if (export_get_offer(&e->allocs[i], w->handle_types, &offer) < 0)
+		if (export_get_offer(e, i, &w->importer, &offer) < 0)
 			n_bytes += e->allocs[i].buffer_bytes;
 	}
 	if (n_bytes == 0)
@@ -112,6 +115,41 @@ static int acquire_make_resident(
 	return rc;
 }
 
+/* 0: the windows that the peer takes as copies alone are there, or never will be. */
+static int acquire_copy_windows(struct service *s, const struct registry_generation *g,
+	const struct service_wait *w, struct err *ret_err)
+{
+	struct service_generation *data = g->data;
+	struct service_residency *residency = &data->residencies[w->slot];
+	const struct export *e = residency->export;
+	uint32_t from = export_find_copied(e, &w->importer), n = 0;
+	struct loader_window windows[PLACEMENT_MAX_ALLOCS];
+
+	if (from >= e->n_allocs || from >= e->copied_from || residency->has_no_copy)
+		return 0;
+	if (residency->is_copying)
+		return ACQUIRE_WAIT;
+	for (uint32_t i = from; i < e->n_allocs && i < e->copied_from; i++)
+		if (e->allocs[i].main.handle == EXPORT_FILE &&
+			e->allocs[i].placement == MANIFEST_PLACEMENT_PINNED)
+			windows[n++] = (struct loader_window){.offset = e->allocs[i].file_offset,
+				.n_bytes = e->allocs[i].n_bytes};
+	int rc = loader_copy(s->params->loaders[w->slot], g->id, data->source, windows, n, ret_err);
+	if (rc < 0)
+		return rc;
+	residency->is_copying = true;
+	residency->copy_from = from;
+	return ACQUIRE_WAIT;
+}
+
+/* For the quota: the size of the model, whichever devices it is resident for. */
+static uint64_t acquire_get_bytes(const void *generation)
+{
+	const struct service_generation *data = generation;
+
+	return data->residencies[0].export ? data->residencies[0].export->weights_bytes : 0;
+}
+
 /* Answers the peer and returns 0; ACQUIRE_WAIT; or -errno with the refusal. */
 static int acquire_try(
 	struct service *s, struct peer *p, const struct service_wait *w, struct err *ret_err)
@@ -125,18 +163,25 @@ static int acquire_try(
 		g = acquire_find_ready(s, w->model);
 	if (g) {
 		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
+		rc = quota_check_lease(
+			s->registry, s->params->peers, p, g->id, acquire_get_bytes, ret_err);
+		if (rc < 0)
+			return rc;
 		if (!e)
 			rc = acquire_make_resident(s, g, w->slot, ret_err);
 		else
 			rc = acquire_check_offers(e, w, ret_err);
-		if (rc < 0 || !e)
-			return rc < 0 ? rc : ACQUIRE_WAIT;
+		if (e && rc == 0)
+			rc = acquire_copy_windows(s, g, w, ret_err);
+		if (rc || !e)
+			return rc ? rc : ACQUIRE_WAIT;
 	}
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
 	if (rc)
-		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT : rc;
+		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT
+					   : shown_refuse(s->registry, p, w->model, rc, ret_err);
 	((struct service_generation *)g->data)->used_ns = service_now_ns();
-	rpc_reply_acquired(p, w->request, id, e, w->handle_types);
+	rpc_reply_acquired(p, w->request, id, e, &w->importer);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,
 				.generation = id,
@@ -161,7 +206,7 @@ int acquire_begin(
 	w->peer = p->id;
 	w->request = params->request;
 	w->slot = slot;
-	w->handle_types = params->handle_types;
+	w->importer = params->importer;
 	snprintf(w->model, sizeof(w->model), "%s", params->model);
 	rc = acquire_try(s, p, w, ret_err);
 	if (rc != ACQUIRE_WAIT) {

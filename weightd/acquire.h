@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/export.h"
 
 struct err;
 struct peer;
@@ -19,14 +20,16 @@ struct acquire_params {
 	const char *model;
 	const uint8_t *device_uuid; /* [16], the peer's */
 	const uint8_t *driver_uuid; /* [16] */
-	uint32_t handle_types;      /* Acquire's */
+	struct export_importer importer;
 };
 
 /*
  * Begins a lease; the answer (Acquired or Error) goes to the peer at once or when the model has
  * loaded, for its device too. A device that is none of weightd's gets host memory alone, if the
- * peer imports memfds; else -ENODEV with both uuids. -ENOTSUP: the peer takes opaque descriptors
- * only, and there are others. Errors of registry_acquire; -EAGAIN.
+ * peer imports memfds; else -ENODEV with both uuids. Windows of the file that the peer takes as
+ * memfds alone are copied first; where there is no room for that, they are to be read. -ENOTSUP:
+ * the peer takes opaque descriptors only, and there are others. Errors of registry_acquire;
+ * -EAGAIN.
  */
 int must_check acquire_begin(struct service *s, struct peer *p, const struct acquire_params *params,
 	struct err *ret_err);

@@ -38,7 +38,8 @@ uint64_t admission_count_grants(const struct service *s, const struct peer *p)
 	uint64_t n_bytes = 0;
 
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		n_bytes += account_get_grant(s->rooms[i].account, p->id);
+		if (s->rooms[i].account)
+			n_bytes += account_get_grant(s->rooms[i].account, p->id);
 	return n_bytes;
 }
 
@@ -236,6 +237,7 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 		.request = params->request,
 		.n_bytes = params->n_bytes,
 		.n_least_bytes = params->n_least_bytes,
+		.is_modest = params->is_modest,
 		.pid = p->pid};
 	uint64_t n_bytes = params->n_bytes;
 	uint32_t slot = admission_find_device(s, params->device_uuid);

@@ -21,7 +21,7 @@ struct export;
 struct peer;
 struct service;
 
-/* Accounts for service_params.loaders. -ENOMEM. */
+/* Accounts for service_params.loaders, before anybody asks for anything. -ENOMEM. */
 int must_check admission_init(struct service *s);
 void admission_fini(struct service *s);
 
@@ -36,6 +36,7 @@ struct admission_params {
 	const uint8_t *device_uuid; /* [16] */
 	uint64_t n_bytes;           /* in all */
 	uint64_t n_least_bytes;     /* at most n_bytes */
+	bool is_modest;
 };
 
 /*

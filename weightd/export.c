@@ -10,6 +10,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/share.h"
+#include "weightd/check.h"
 #include "weightd/source.h"
 
 int export_new(uint32_t n_allocs, struct source *source, struct export **ret_export)
@@ -19,6 +20,7 @@ int export_new(uint32_t n_allocs, struct source *source, struct export **ret_exp
 	if (!e)
 		return -ENOMEM;
 	e->manifest_fd = -1;
+	e->copied_from = UINT32_MAX;
 	e->source = source ? source_ref(source) : NULL;
 	e->allocs = calloc(n_allocs, sizeof(*e->allocs));
 	if (!e->allocs) {
@@ -27,9 +29,9 @@ int export_new(uint32_t n_allocs, struct source *source, struct export **ret_exp
 	}
 	e->n_allocs = n_allocs;
 	for (uint32_t i = 0; i < n_allocs; i++) {
-		e->allocs[i].fd = -1;
 		e->allocs[i].placement = MANIFEST_PLACEMENT_DEVICE;
-		e->allocs[i].handle = EXPORT_OPAQUE_FD;
+		e->allocs[i].main = e->allocs[i].opaque =
+			(struct export_fd){.fd = -1, .handle = EXPORT_OPAQUE_FD};
 	}
 	*ret_export = e;
 	return 0;
@@ -46,9 +48,12 @@ struct export *export_free(struct export *e)
 	if (!e)
 		return NULL;
 	export_drop_memory(e);
-	for (uint32_t i = 0; i < e->n_allocs; i++)
+	check_free(e->check);
+	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		if (export_has_memory(&e->allocs[i]))
-			cleanup_close(&e->allocs[i].fd);
+			cleanup_close(&e->allocs[i].main.fd);
+		cleanup_close(&e->allocs[i].opaque.fd);
+	}
 	cleanup_close(&e->manifest_fd);
 	source_unref(e->source);
 	free(e->allocs);
@@ -59,8 +64,15 @@ struct export *export_free(struct export *e)
 static int export_share_memory(struct export_alloc *a, struct err *ret_err)
 {
 	struct vk_share_params params;
-	int rc = vk_share_export(a->memory, ret_err, &a->fd, &params);
+	bool is_dma_buf = vk_memory_can_export(a->memory, VK_HANDLE_DMA_BUF);
+	int rc = vk_share_export(a->memory, ret_err, &a->main.fd, &params);
 
+	if (is_dma_buf)
+		a->main.handle = EXPORT_DMA_BUF;
+	/* What the importer repeats is the same for both. */
+	if (rc == 0 && is_dma_buf && vk_memory_can_export(a->memory, VK_HANDLE_OPAQUE_FD))
+		rc = vk_share_export_as(
+			a->memory, VK_HANDLE_OPAQUE_FD, ret_err, &a->opaque.fd, &params);
 	if (rc == VK_DEVICE_LOST)
 		return EXPORT_DEVICE_LOST;
 	if (rc < 0)
@@ -78,13 +90,26 @@ static void export_share_window(const struct source *source, const struct placem
 {
 	bool is_memfd = home->home == PLACEMENT_MEMFD;
 
-	a->handle = is_memfd ? EXPORT_MEMFD : EXPORT_FILE;
-	a->fd = is_memfd ? source_get_memfd(source) : source_get_shared_fd(source);
+	a->main.handle = is_memfd ? EXPORT_MEMFD : EXPORT_FILE;
+	a->main.fd = is_memfd ? source_get_memfd(source) : source_get_shared_fd(source);
 	a->n_bytes = home->n_bytes;
 	a->buffer_bytes = buffer_bytes;
 	a->file_offset = home->offset;
 	a->is_writable = is_memfd ||
 			 (a->placement == MANIFEST_PLACEMENT_PINNED && source_is_writable(source));
+}
+
+static int export_identify(struct export_fd *f, struct err *ret_err)
+{
+	struct stat st;
+
+	if (f->fd < 0)
+		return 0;
+	if (fstat(f->fd, &st) < 0)
+		return err_set(ret_err, errno, "weights: descriptor: %s", strerror(errno));
+	f->inode = st.st_ino;
+	f->dev = st.st_dev;
+	return 0;
 }
 
 int export_share(struct export *e, const struct placement *p, struct err *ret_err)
@@ -93,7 +118,6 @@ int export_share(struct export *e, const struct placement *p, struct err *ret_er
 	e->device_bytes = 0;
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		struct export_alloc *a = &e->allocs[i];
-		struct stat st;
 		int rc = 0;
 
 		a->placement = p->allocs[i].placement;
@@ -101,12 +125,12 @@ int export_share(struct export *e, const struct placement *p, struct err *ret_er
 			rc = export_share_memory(a, ret_err);
 		else
 			export_share_window(e->source, &p->homes[i], p->allocs[i].n_bytes, a);
+		if (rc == 0)
+			rc = export_identify(&a->main, ret_err);
+		if (rc == 0)
+			rc = export_identify(&a->opaque, ret_err);
 		if (rc)
 			return rc;
-		if (fstat(a->fd, &st) < 0)
-			return err_set(ret_err, errno, "weights: descriptor: %s", strerror(errno));
-		a->inode = st.st_ino;
-		a->dev = st.st_dev;
 		e->weights_bytes += a->n_bytes;
 		e->device_bytes += a->memory ? a->n_bytes : 0;
 	}
@@ -116,26 +140,73 @@ int export_share(struct export *e, const struct placement *p, struct err *ret_er
 bool export_uses_file(const struct export *e)
 {
 	for (uint32_t i = 0; i < e->n_allocs; i++)
-		if (e->allocs[i].handle == EXPORT_FILE)
+		if (e->allocs[i].main.handle == EXPORT_FILE)
 			return true;
 	return false;
 }
 
-int export_get_offer(
-	const struct export_alloc *a, uint32_t handle_types, struct export_offer *ret_offer)
+void export_init_importer(struct export_importer *i, uint32_t handle_types)
 {
-	uint32_t mask = handle_types ? handle_types : 1u << EXPORT_OPAQUE_FD;
+	i->handle_types = handle_types;
+	memset(i->refused_from, 0xff, sizeof(i->refused_from));
+}
+
+static bool export_is_taken(
+	const struct export_importer *importer, enum export_handle handle, uint32_t index)
+{
+	uint32_t mask = importer->handle_types ? importer->handle_types : 1u << EXPORT_OPAQUE_FD;
+
+	return mask >> handle & 1 && index < importer->refused_from[handle];
+}
+
+/* Its pages lie in the file, which the importer does not take, and it takes a memfd's. */
+static bool export_is_for_copy(
+	const struct export *e, uint32_t index, const struct export_importer *importer)
+{
+	const struct export_alloc *a = &e->allocs[index];
+
+	return a->main.handle == EXPORT_FILE && a->placement == MANIFEST_PLACEMENT_PINNED &&
+	       !export_is_taken(importer, EXPORT_FILE, index) &&
+	       export_is_taken(importer, EXPORT_MEMFD, index);
+}
+
+uint32_t export_find_copied(const struct export *e, const struct export_importer *importer)
+{
+	uint32_t i = 0;
+
+	while (i < e->n_allocs && !export_is_for_copy(e, i, importer))
+		i++;
+	return i;
+}
+
+int export_get_offer(const struct export *e, uint32_t index, const struct export_importer *importer,
+	struct export_offer *ret_offer)
+{
+	const struct export_alloc *a = &e->allocs[index];
+	struct export_offer offer = {
+		.fd = a->main, .placement = a->placement, .is_writable = a->is_writable};
 	bool is_paged = a->placement == MANIFEST_PLACEMENT_PAGED;
 
-	if ((mask >> a->handle & 1) && !is_paged) {
-		*ret_offer = (struct export_offer){.handle = a->handle,
-			.placement = a->placement,
-			.is_writable = a->is_writable};
+	if (!is_paged && export_is_taken(importer, a->main.handle, index)) {
+		*ret_offer = offer;
 		return 0;
 	}
-	if (export_has_memory(a) || handle_types == 0)
+	if (export_has_memory(a)) {
+		if (a->opaque.fd < 0 || !export_is_taken(importer, EXPORT_OPAQUE_FD, index))
+			return -ENOTSUP;
+		offer.fd = a->opaque;
+	} else if (importer->handle_types == 0) {
 		return -ENOTSUP;
-	*ret_offer =
-		(struct export_offer){.handle = EXPORT_FILE, .placement = MANIFEST_PLACEMENT_PAGED};
+	} else if (index >= e->copied_from && export_is_for_copy(e, index, importer)) {
+		offer.fd.handle = EXPORT_MEMFD;
+		offer.fd.fd = source_get_copy(e->source, &offer.fd.inode, &offer.fd.dev);
+		offer.placement = MANIFEST_PLACEMENT_STAGED;
+		offer.is_writable = true;
+	} else {
+		offer.fd.handle = EXPORT_FILE;
+		offer.placement = MANIFEST_PLACEMENT_PAGED;
+		offer.is_writable = false;
+	}
+	*ret_offer = offer;
 	return 0;
 }

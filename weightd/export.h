@@ -5,13 +5,14 @@
 /*
  * What a generation consists of for one device and shows to others: its memory, one descriptor an
  * allocation, and its manifest. The loader thread makes and frees it; between the two, everything
- * but the vk_memory pointers is constant and the loop thread reads it.
+ * but the vk_memory pointers and the copy is constant and the loop thread reads it.
  */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/check.h"
 #include "weightd/placement.h"
 
 struct err;
@@ -23,13 +24,22 @@ enum export_handle { /* HandleType of weightd.proto */
 	EXPORT_MEMFD = 2,
 	EXPORT_FILE = 3,
 	EXPORT_DMA_BUF = 4,
+	EXPORT_N_HANDLES, /* beyond each of them */
+};
+
+/* One way to a memory or window. */
+struct export_fd {
+	int fd; /* -1: none; lent to every packet */
+	enum export_handle handle;
+	uint64_t inode; /* fstat of fd */
+	uint64_t dev;
 };
 
 struct export_alloc {
 	struct vk_memory *memory; /* owned; the loader thread's alone; NULL: a window */
-	int fd;                   /* owned with memory, else the source's; lent to every packet */
-	enum export_handle handle;
-	uint64_t n_bytes; /* these four are what an importer repeats, vk/share.h */
+	struct export_fd main;    /* owned with memory, else the source's */
+	struct export_fd opaque;  /* owned; of a dma-buf's memory, for who imports no dma-bufs */
+	uint64_t n_bytes;         /* these four are what an importer repeats, vk/share.h */
 	uint64_t buffer_bytes;
 	uint32_t memory_type_index;
 	bool is_dedicated;
@@ -37,8 +47,6 @@ struct export_alloc {
 	uint32_t heap_index;  /* of memory */
 	uint64_t file_offset; /* of a window */
 	bool is_writable;     /* a window is to be mapped so */
-	uint64_t inode;       /* fstat of fd */
-	uint64_t dev;
 };
 
 struct export
@@ -54,15 +62,25 @@ struct export
 	int manifest_fd;                      /* owned, sealed */
 	uint64_t manifest_bytes;
 	struct source *source; /* a reference */
+	struct check *check;   /* owned; weightd/check.h says who reads what of it */
+	uint64_t generation;
+	bool is_foreign; /* for devices that are not weightd's */
+	/* The loader thread's. */
+	struct check_pass scrub_pass;
+	uint64_t scrub_round; /* the last one that looked at all of it */
+	bool is_suspect;      /* something differed, or could not be looked at: it is left alone */
 	uint32_t n_allocs;
 	struct export_alloc *allocs;
+	/* The loop thread's: windows of the file from this index on are in the source's copy of it
+	 * too; UINT32_MAX: none. */
+	uint32_t copied_from;
 	TAILQ_ENTRY(export) entry; /* the loader's lists */
 };
 
 /* Memory of a device, and not a window of something in host memory? */
 static inline bool export_has_memory(const struct export_alloc *a)
 {
-	return a->handle == EXPORT_OPAQUE_FD || a->handle == EXPORT_DMA_BUF;
+	return a->main.handle == EXPORT_OPAQUE_FD || a->main.handle == EXPORT_DMA_BUF;
 }
 
 /* What of it is the device's own memory, and not the host's. */
@@ -99,17 +117,31 @@ bool export_uses_file(const struct export *e);
 
 /* ---- what a worker gets of an allocation ---- */
 
+/* What a worker's driver imports; see Acquire. */
+struct export_importer {
+	uint32_t handle_types; /* a bit each; 0: opaque descriptors alone */
+	/* Allocations from this index on are not imported as that handle; UINT32_MAX: all are. */
+	uint32_t refused_from[EXPORT_N_HANDLES];
+};
+
+void export_init_importer(struct export_importer *i, uint32_t handle_types);
+
 struct export_offer {
-	enum export_handle handle;
+	struct export_fd fd; /* lent */
 	uint32_t placement;
 	bool is_writable;
 };
 
 /*
- * handle_types: Acquire's. A window that the worker cannot import is offered for reading. -ENOTSUP:
- * nothing that it understands.
+ * The allocation of that index as the importer takes it: as it is, else memory by its opaque
+ * descriptor, a window of the file as one of its copy, a window for reading. -ENOTSUP: nothing that
+ * it understands.
  */
-int must_check export_get_offer(
-	const struct export_alloc *a, uint32_t handle_types, struct export_offer *ret_offer);
+int must_check export_get_offer(const struct export *e, uint32_t index,
+	const struct export_importer *importer, struct export_offer *ret_offer);
+
+/* The first window of the file that the importer takes as a memfd alone; n_allocs: there is none.
+ */
+uint32_t export_find_copied(const struct export *e, const struct export_importer *importer);
 
 #endif

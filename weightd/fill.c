@@ -6,28 +6,32 @@
 
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
-#include "vk/command.h"
+#include "proto/util/log.h"
 #include "vk/device.h"
 #include "vk/memory.h"
-#include "vk/submit.h"
+#include "weightd/allocator.h"
+#include "weightd/clock.h"
 #include "weightd/gguf.h"
 #include "weightd/placement.h"
 #include "weightd/source.h"
+#include "weightd/upload.h"
 #include "weightd/uring.h"
 
 enum {
-	/* Reads in flight. From page cache one CPU copies 5 GB/s; 8 reach 50 there, and the slots
-	 * that the device copies from meanwhile are to be had too (measured beside an H200). */
+	/* Pieces of the ring, and the most reads in flight: as many as read at a time. */
 	FILL_DEPTH = 16,
-	/* Host to device copies reach the bus's rate from 4 MiB on (51 GB/s measured on an H200, 15
-	 * with pieces of 64 KiB). */
+	/* The bus's rate needs pieces of 4 MiB. Twice as many of them, or of half the size, gained
+	 * nothing (H200, 8.6 GB into the device, by io_uring and by pread). */
 	FILL_PIECE_BYTES = 4 << 20,
 	FILL_MIN_PIECE_BYTES = 64 << 10, /* where allocations are small */
 	/* A gap in the file that is cheaper to read over than to start a read behind. */
 	FILL_GAP_BYTES = 64 << 10,
 };
 
-enum fill_slot_state { FILL_FREE, FILL_READING, FILL_COPYING };
+enum fill_slot_state { FILL_FREE, FILL_READING, FILL_READ, FILL_COPYING };
+
+/* What the thread waits for: where a load's time goes, told in its debug line. */
+enum fill_wait { FILL_FOR_MEMORY, FILL_FOR_READS, FILL_FOR_COPIES, FILL_N_WAITS };
 
 /* The way of a tensor. Those of one way are read from front to back, one way after the other. */
 enum fill_way { FILL_BY_RING, FILL_DIRECTLY, FILL_N_WAYS, FILL_NOT };
@@ -38,10 +42,10 @@ struct fill_slot {
 	enum fill_way way;
 	uint64_t offset;
 	uint64_t n_bytes;
+	bool is_fresh;  /* data is in the memfd */
 	uint32_t first; /* index into placement->order of the first tensor in it */
 	uint8_t *data;  /* where it is read to */
-	uint64_t ticket;
-	struct vk_command *command;
+	uint32_t copy;  /* upload_submit's, that takes it */
 };
 
 struct fill {
@@ -49,16 +53,15 @@ struct fill {
 	struct uring *uring;
 	uint32_t n_slots;
 	uint64_t piece_bytes;
-	struct vk_memory *ring; /* [n_slots][piece_bytes] u8, then [PLACEMENT_ALIGN] zeros */
-	uint8_t *ring_bytes;
-	struct vk_command *release;
+	struct upload *upload; /* a ring of as many slots; NULL where nothing goes to a device */
 	struct fill_slot slots[FILL_DEPTH];
 	enum fill_way way;  /* that is being read; FILL_N_WAYS: all are */
 	uint32_t next;      /* the first tensor with unread bytes, index into placement->order */
 	uint64_t next_byte; /* the first unread byte of it */
-	uint64_t last_ticket;
 	uint64_t n_done_bytes;
 	uint64_t n_total_bytes;
+	uint32_t n_submitted; /* to the ring before this fill */
+	uint64_t waited_ns[FILL_N_WAITS];
 };
 
 static const struct gguf_tensor *fill_get_tensor(const struct fill *f, uint32_t i)
@@ -85,85 +88,72 @@ static int fill_lost(struct err *ret_err)
 	return FILL_DEVICE_LOST;
 }
 
-static int fill_wait(struct fill *f, uint64_t ticket, struct err *ret_err)
+/* For the oldest copy. */
+static int fill_wait_copy(struct fill *f, struct err *ret_err)
 {
-	int rc = vk_submit_wait(f->params->device, ticket, UINT64_MAX);
+	uint64_t start = clock_now_ns();
+	int rc = upload_wait(f->upload, ret_err);
 
-	if (rc == VK_DEVICE_LOST)
-		return fill_lost(ret_err);
-	if (rc < 0)
-		return err_set(ret_err, -rc, "copy to the device: %s", strerror(-rc));
-	return 0;
+	f->waited_ns[FILL_FOR_COPIES] += clock_now_ns() - start;
+	return rc == UPLOAD_DEVICE_LOST ? FILL_DEVICE_LOST : rc;
 }
 
-static int fill_submit(
-	struct fill *f, struct vk_command *command, struct err *ret_err, uint64_t *ret_ticket)
+static int fill_check_allocator(struct fill *f, struct err *ret_err)
 {
-	int rc = vk_command_end(command, ret_err);
+	int rc = allocator_check(f->params->allocator, ret_err);
 
-	if (rc == 0)
-		rc = vk_submit(f->params->device, &command, 1, ret_err, ret_ticket);
-	if (rc == VK_DEVICE_LOST)
-		return fill_lost(ret_err);
-	if (rc == 0)
-		f->last_ticket = *ret_ticket;
-	return rc;
+	return rc == ALLOCATOR_DEVICE_LOST ? fill_lost(ret_err) : rc;
+}
+
+static int fill_get_memory(
+	struct fill *f, uint32_t alloc, struct err *ret_err, struct vk_memory **ret_memory)
+{
+	uint64_t start = clock_now_ns();
+	int rc = allocator_wait(f->params->allocator, alloc, ret_err, ret_memory);
+
+	f->waited_ns[FILL_FOR_MEMORY] += clock_now_ns() - start;
+	return rc == ALLOCATOR_DEVICE_LOST ? fill_lost(ret_err) : rc;
 }
 
 /* A ring that the device allocates in one piece. */
-static void fill_set_pieces(struct fill *f)
+static void fill_get_pieces(
+	const struct vk_device *device, uint64_t *ret_piece_bytes, uint32_t *ret_n_pieces)
 {
 	uint64_t n_bytes = (uint64_t)FILL_DEPTH * FILL_PIECE_BYTES;
+	uint64_t piece_bytes = FILL_PIECE_BYTES;
 
-	if (f->params->device) {
-		uint64_t max = vk_device_get_info(f->params->device)->max_alloc_bytes;
-		if (max - PLACEMENT_ALIGN < n_bytes)
-			n_bytes = max - PLACEMENT_ALIGN;
+	if (device) {
+		uint64_t max = vk_device_get_info(device)->max_alloc_bytes;
+		if (max - UPLOAD_MAX_ZEROS < n_bytes)
+			n_bytes = max - UPLOAD_MAX_ZEROS;
 	}
-	f->piece_bytes = FILL_PIECE_BYTES;
-	while (f->piece_bytes > FILL_MIN_PIECE_BYTES && f->piece_bytes * 4 > n_bytes)
-		f->piece_bytes /= 2;
-	f->n_slots = (uint32_t)(n_bytes / f->piece_bytes);
+	while (piece_bytes > FILL_MIN_PIECE_BYTES && piece_bytes * 4 > n_bytes)
+		piece_bytes /= 2;
+	*ret_piece_bytes = piece_bytes;
+	*ret_n_pieces = (uint32_t)(n_bytes / piece_bytes);
 }
 
-static int fill_init_ring(struct fill *f, struct err *ret_err)
+int fill_new_ring(struct vk_device *device, struct err *ret_err, struct upload **ret_ring)
 {
-	struct vk_device *device = f->params->device;
-	const struct vk_memory_params ring = {.role = VK_MEMORY_STAGING,
-		.n_bytes = f->n_slots * f->piece_bytes + PLACEMENT_ALIGN,
-		.name = "load ring"};
-	void *pointer;
-	int rc = vk_memory_new(device, &ring, ret_err, &f->ring);
+	uint64_t piece_bytes;
+	uint32_t n_pieces;
 
-	if (rc == 0)
-		rc = vk_memory_map(f->ring, ret_err, &pointer);
-	if (rc == 0)
-		rc = vk_command_new(device, 0, ret_err, &f->release);
-	for (uint32_t i = 0; i < f->n_slots && rc == 0; i++)
-		rc = vk_command_new(device, 0, ret_err, &f->slots[i].command);
-	if (rc == VK_DEVICE_LOST)
-		return fill_lost(ret_err);
-	if (rc < 0)
-		return rc;
-	f->ring_bytes = pointer;
-	memset(f->ring_bytes + f->n_slots * f->piece_bytes, 0, PLACEMENT_ALIGN);
-	return 0;
+	fill_get_pieces(device, &piece_bytes, &n_pieces);
+	int rc = upload_new(device, n_pieces, piece_bytes, ret_err, ret_ring);
+	return rc == UPLOAD_DEVICE_LOST ? FILL_DEVICE_LOST : rc;
 }
 
 static int fill_init(struct fill *f, struct err *ret_err)
 {
 	const struct placement *p = f->params->placement;
-	bool needs_ring = false;
-	int rc = 0;
 
-	fill_set_pieces(f);
+	fill_get_pieces(f->params->device, &f->piece_bytes, &f->n_slots);
 	for (uint32_t i = 0; i < p->n_allocs; i++)
-		needs_ring |= p->homes[i].home <= PLACEMENT_HOST_MEMORY;
-	if (needs_ring)
-		rc = fill_init_ring(f, ret_err);
-	if (rc)
-		return rc;
-	rc = uring_new(FILL_DEPTH, f->params->use_pread, &f->uring);
+		if (p->homes[i].home <= PLACEMENT_HOST_MEMORY)
+			f->upload = f->params->ring;
+	if (f->upload)
+		f->n_submitted = upload_get_n_submitted(f->upload);
+	int rc = uring_new(FILL_DEPTH, f->params->use_pread, &f->uring);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "reading: %s", strerror(-rc));
 	for (uint32_t i = 0; i < p->n_tensors; i++)
@@ -176,15 +166,8 @@ static int fill_init(struct fill *f, struct err *ret_err)
 static void fill_fini(struct fill *f)
 {
 	f->uring = uring_free(f->uring);
-	if (f->last_ticket) {
-		/* A device that is lost uses nothing any more; there is nothing else to hear. */
-		int rc = vk_submit_wait(f->params->device, f->last_ticket, UINT64_MAX);
-		(void)rc;
-	}
-	for (uint32_t i = 0; i < f->n_slots; i++)
-		vk_command_free(f->slots[i].command);
-	vk_command_free(f->release);
-	vk_memory_free(f->ring);
+	if (f->upload)
+		upload_drain(f->upload);
 }
 
 /* The next tensor of the way that is read, or of the next way. False: all are read. */
@@ -200,7 +183,7 @@ static bool fill_find_next(struct fill *f)
 /* As many whole and cut tensors, in file order, as a slot holds. */
 static void fill_take_ring_piece(struct fill *f, struct fill_slot *slot)
 {
-	slot->data = f->ring_bytes + (uint64_t)(slot - f->slots) * f->piece_bytes;
+	slot->data = upload_get_slot(f->upload, (uint32_t)(slot - f->slots));
 	for (; f->next < f->params->placement->n_tensors; f->next++) {
 		const struct gguf_tensor *t = fill_get_tensor(f, f->next);
 		if (fill_get_way(f, f->next) != FILL_BY_RING)
@@ -227,6 +210,7 @@ static int fill_take_direct_piece(struct fill *f, struct fill_slot *slot, struct
 	uint32_t index = p->order[f->next];
 	uint32_t alloc = p->tensor_alloc[index];
 	uint64_t at = f->next_byte, aligned = 0;
+	struct vk_memory *memory = NULL;
 	void *pointer;
 
 	slot->n_bytes = t->n_bytes - at;
@@ -239,11 +223,13 @@ static int fill_take_direct_piece(struct fill *f, struct fill_slot *slot, struct
 	}
 	if (p->homes[alloc].home == PLACEMENT_MEMFD) {
 		slot->data = f->params->memfd + p->memfd_offset[index] + at;
-		return source_reserve(
-			f->params->source, p->memfd_offset[index] + at, slot->n_bytes, ret_err);
+		slot->is_fresh = true;
+		return 0;
 	}
-	int rc = vk_memory_map(f->params->memories[alloc], ret_err, &pointer);
-	if (rc < 0)
+	int rc = fill_get_memory(f, alloc, ret_err, &memory);
+	if (rc == 0)
+		rc = vk_memory_map(memory, ret_err, &pointer);
+	if (rc)
 		return rc;
 	slot->data = (uint8_t *)pointer + p->tensor_offset[index] + at;
 	if (f->next_byte == 0 && bytes_align(t->n_bytes, PLACEMENT_ALIGN, &aligned))
@@ -259,14 +245,20 @@ static int fill_start_read(struct fill *f, struct fill_slot *slot, struct err *r
 	slot->first = f->next;
 	slot->offset = fill_get_tensor(f, f->next)->offset + f->next_byte;
 	slot->n_bytes = 0;
+	slot->is_fresh = false;
 	if (slot->way == FILL_BY_RING)
 		fill_take_ring_piece(f, slot);
 	else
 		rc = fill_take_direct_piece(f, slot, ret_err);
-	if (rc < 0)
+	if (rc)
 		return rc;
-	rc = uring_read(f->uring, source_get_fd(f->params->source), slot->data, slot->n_bytes,
-		slot->offset, (uint64_t)(slot - f->slots));
+	const struct uring_read_params read = {.fd = source_get_fd(f->params->source),
+		.data = slot->data,
+		.n_bytes = slot->n_bytes,
+		.offset = slot->offset,
+		.is_fresh = slot->is_fresh,
+		.tag = (uint64_t)(slot - f->slots)};
+	rc = uring_read(f->uring, &read);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "file: read at %llu: %s",
 			(unsigned long long)slot->offset, strerror(-rc));
@@ -278,93 +270,161 @@ static int fill_start_reads(struct fill *f, struct err *ret_err)
 {
 	int rc = 0;
 
-	for (uint32_t i = 0; i < f->n_slots && rc == 0; i++) {
-		struct fill_slot *slot = &f->slots[i];
-		if (slot->state == FILL_COPYING &&
-			vk_submit_is_done(f->params->device, slot->ticket))
-			slot->state = FILL_FREE;
-		if (slot->state == FILL_FREE && fill_find_next(f))
-			rc = fill_start_read(f, slot, ret_err);
-	}
+	for (uint32_t i = 0; i < f->n_slots && rc == 0; i++)
+		if (f->slots[i].state == FILL_FREE && fill_find_next(f))
+			rc = fill_start_read(f, &f->slots[i], ret_err);
 	return rc;
 }
 
 /* The part of one tensor that is in the slot, and the zeros behind the tensor. */
-static void fill_copy_tensor(struct fill *f, const struct fill_slot *slot, uint32_t i)
+static int fill_copy_tensor(
+	struct fill *f, const struct fill_slot *slot, uint32_t i, struct err *ret_err)
 {
 	const struct placement *p = f->params->placement;
 	const struct gguf_tensor *t = fill_get_tensor(f, i);
 	uint32_t index = p->order[i];
-	struct vk_memory *memory = f->params->memories[p->tensor_alloc[index]];
 	uint64_t slot_end = slot->offset + slot->n_bytes;
 	uint64_t t_end = t->offset + t->n_bytes;
 	uint64_t begin = t->offset > slot->offset ? t->offset : slot->offset;
 	uint64_t end = t_end < slot_end ? t_end : slot_end;
-	uint64_t ring_offset = (uint64_t)(slot - f->slots) * f->piece_bytes;
+	struct vk_memory *memory = NULL;
 	uint64_t aligned;
 
-	const struct vk_slice src = {.memory = f->ring,
-		.offset = ring_offset + begin - slot->offset,
-		.n_bytes = end - begin};
-	const struct vk_slice dst = {.memory = memory,
+	int rc = fill_get_memory(f, p->tensor_alloc[index], ret_err, &memory);
+	if (rc)
+		return rc;
+	const struct vk_slice to = {.memory = memory,
 		.offset = p->tensor_offset[index] + begin - t->offset,
 		.n_bytes = end - begin};
-	vk_command_copy(slot->command, &dst, &src);
+	upload_add(f->upload, (uint32_t)(slot - f->slots), begin - slot->offset, &to);
 
 	if (end == t_end && bytes_align(t->n_bytes, PLACEMENT_ALIGN, &aligned) &&
 		aligned > t->n_bytes) {
-		uint64_t n = aligned - t->n_bytes;
-		const struct vk_slice zeros = {
-			.memory = f->ring, .offset = f->n_slots * f->piece_bytes, .n_bytes = n};
 		const struct vk_slice gap = {.memory = memory,
 			.offset = p->tensor_offset[index] + t->n_bytes,
-			.n_bytes = n};
-		vk_command_copy(slot->command, &gap, &zeros);
+			.n_bytes = aligned - t->n_bytes};
+		upload_add_zeros(f->upload, &gap);
 	}
+	return 0;
 }
 
-static int fill_copy_slot(struct fill *f, struct fill_slot *slot, struct err *ret_err)
+/* The tensors of the ring that a slot has a part of, from slot->first: as long as this is true. */
+static bool fill_is_in_slot(const struct fill *f, const struct fill_slot *slot, uint32_t i)
 {
-	uint64_t slot_end = slot->offset + slot->n_bytes;
+	return i < f->params->placement->n_tensors &&
+	       fill_get_tensor(f, i)->offset < slot->offset + slot->n_bytes;
+}
 
-	vk_command_begin(slot->command);
-	for (uint32_t i = slot->first;
-		i < f->params->placement->n_tensors && fill_get_tensor(f, i)->offset < slot_end;
-		i++)
+static int fill_copy_slot(struct fill *f, const struct fill_slot *slot, struct err *ret_err)
+{
+	int rc = 0;
+
+	for (uint32_t i = slot->first; rc == 0 && fill_is_in_slot(f, slot, i); i++)
 		if (fill_get_way(f, i) == FILL_BY_RING)
-			fill_copy_tensor(f, slot, i);
-	int rc = fill_submit(f, slot->command, ret_err, &slot->ticket);
-	if (rc == 0)
-		slot->state = FILL_COPYING;
+			rc = fill_copy_tensor(f, slot, i, ret_err);
 	return rc;
 }
 
-/* One read that came in goes on to the device; without one, the oldest copy is waited for. */
-static int fill_step(struct fill *f, struct err *ret_err)
+/* The first allocation that the slot waits for; n_allocs: it can be copied. */
+static uint32_t fill_find_missing(struct fill *f, const struct fill_slot *slot)
 {
-	uint64_t tag;
+	const struct placement *p = f->params->placement;
 
-	if (uring_get_n_in_flight(f->uring) == 0) {
-		uint64_t oldest = UINT64_MAX;
-		for (uint32_t i = 0; i < f->n_slots; i++)
-			if (f->slots[i].state == FILL_COPYING && f->slots[i].ticket < oldest)
-				oldest = f->slots[i].ticket;
-		return fill_wait(f, oldest, ret_err);
+	for (uint32_t i = slot->first; fill_is_in_slot(f, slot, i); i++) {
+		uint32_t alloc = p->tensor_alloc[p->order[i]];
+		if (fill_get_way(f, i) == FILL_BY_RING &&
+			!allocator_has(f->params->allocator, alloc))
+			return alloc;
 	}
-	int rc = uring_wait(f->uring, &tag);
-	if (rc == -ENODATA)
+	return p->n_allocs;
+}
+
+/* Slots whose copy is over can be read into again. */
+static void fill_end_copies(struct fill *f)
+{
+	if (!f->upload)
+		return;
+	upload_poll(f->upload);
+	for (uint32_t i = 0; i < f->n_slots; i++)
+		if (f->slots[i].state == FILL_COPYING &&
+			!upload_is_running(f->upload, f->slots[i].copy))
+			f->slots[i].state = FILL_FREE;
+}
+
+static bool fill_has(const struct fill *f, enum fill_slot_state state)
+{
+	for (uint32_t i = 0; i < f->n_slots; i++)
+		if (f->slots[i].state == state)
+			return true;
+	return false;
+}
+
+static bool fill_can_copy(struct fill *f, const struct fill_slot *slot)
+{
+	return slot->state == FILL_READ &&
+	       fill_find_missing(f, slot) == f->params->placement->n_allocs;
+}
+
+/*
+ * All that came in and has memory goes on to the device, if a copy is free for it. ret_is_any: so
+ * it was.
+ */
+static int fill_start_copy(struct fill *f, struct err *ret_err, bool *ret_is_any)
+{
+	uint32_t taken[FILL_DEPTH], n_taken = 0, copy = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < f->n_slots; i++)
+		if (fill_can_copy(f, &f->slots[i]))
+			taken[n_taken++] = i;
+	if (n_taken == 0 || !upload_begin(f->upload))
+		return 0;
+	for (uint32_t i = 0; i < n_taken && rc == 0; i++)
+		rc = fill_copy_slot(f, &f->slots[taken[i]], ret_err);
+	if (rc == 0)
+		rc = upload_submit(f->upload, ret_err, &copy);
+	if (rc)
+		return rc == UPLOAD_DEVICE_LOST ? FILL_DEVICE_LOST : rc;
+	for (uint32_t i = 0; i < n_taken; i++) {
+		f->slots[taken[i]].state = FILL_COPYING;
+		f->slots[taken[i]].copy = copy;
+	}
+	*ret_is_any = true;
+	return 0;
+}
+
+static int fill_refuse_read(
+	struct fill *f, const struct fill_slot *slot, int code, struct err *ret_err)
+{
+	if (code == -ENODATA)
 		return err_set(ret_err, ENODATA,
 			"file: it ended before offset %llu, inside the tensor data: cut while it "
-			"was "
-			"read",
-			(unsigned long long)(f->slots[tag].offset + f->slots[tag].n_bytes));
-	if (rc < 0)
-		return err_set(ret_err, -rc, "file: read: %s", strerror(-rc));
-	struct fill_slot *slot = &f->slots[tag];
-	slot->state = FILL_FREE;
-	rc = slot->way == FILL_BY_RING ? fill_copy_slot(f, slot, ret_err) : 0;
-	if (rc)
+			"was read",
+			(unsigned long long)(slot->offset + slot->n_bytes));
+	if (code == -ENOMEM && slot->is_fresh)
+		return err_set(ret_err, ENOMEM,
+			"staged weights: the host has no memory for %llu bytes more, after %llu of "
+			"%llu",
+			(unsigned long long)slot->n_bytes, (unsigned long long)f->n_done_bytes,
+			(unsigned long long)f->n_total_bytes);
+	return err_set(ret_err, -code, "file: read: %s", strerror(-code));
+}
+
+/* One read that came in; -EAGAIN, without ret_err: without may_wait, when none has. */
+static int fill_take_read(struct fill *f, bool may_wait, struct err *ret_err)
+{
+	uint64_t start = clock_now_ns(), tag = UINT64_MAX;
+	int rc = may_wait ? uring_wait(f->uring, &tag) : uring_poll(f->uring, &tag);
+
+	f->waited_ns[FILL_FOR_READS] += clock_now_ns() - start;
+	if (rc == -EAGAIN && tag == UINT64_MAX)
 		return rc;
+	if (tag == UINT64_MAX)
+		return err_set(ret_err, -rc, "reading: %s", strerror(-rc));
+	struct fill_slot *slot = &f->slots[tag];
+	if (rc < 0)
+		return fill_refuse_read(f, slot, rc, ret_err);
+	slot->state = slot->way == FILL_BY_RING ? FILL_READ : FILL_FREE;
 	f->n_done_bytes += slot->n_bytes;
 	if (f->n_done_bytes > f->n_total_bytes) /* gaps in the file were read too */
 		f->n_done_bytes = f->n_total_bytes;
@@ -373,26 +433,78 @@ static int fill_step(struct fill *f, struct err *ret_err)
 	return 0;
 }
 
-/* Reads to be done or under way. Copies that still run are waited for by what follows them. */
+/* Is there something to be read or copied? Copies that run are waited for by what follows them. */
 static bool fill_is_busy(struct fill *f)
 {
-	return fill_find_next(f) || uring_get_n_in_flight(f->uring) > 0;
+	return fill_find_next(f) || uring_get_n_in_flight(f->uring) > 0 || fill_has(f, FILL_READ);
+}
+
+/* Nothing else is to be done: for a read, without one for the oldest copy, else for memory. */
+static int fill_wait_for_any(struct fill *f, struct err *ret_err)
+{
+	struct vk_memory *memory;
+
+	if (uring_get_n_in_flight(f->uring) > 0)
+		return fill_take_read(f, true, ret_err);
+	if (f->upload && upload_is_any_running(f->upload))
+		return fill_wait_copy(f, ret_err);
+	for (uint32_t i = 0; i < f->n_slots; i++) {
+		uint32_t missing;
+		if (f->slots[i].state != FILL_READ)
+			continue;
+		missing = fill_find_missing(f, &f->slots[i]);
+		if (missing < f->params->placement->n_allocs)
+			return fill_get_memory(f, missing, ret_err, &memory);
+	}
+	return 0;
+}
+
+static int fill_step(struct fill *f, struct err *ret_err)
+{
+	bool is_any = false; /* done, so that there may be more to do */
+	int rc = fill_check_allocator(f, ret_err);
+
+	fill_end_copies(f);
+	if (rc == 0)
+		rc = fill_start_reads(f, ret_err);
+	while (rc == 0 && uring_get_n_in_flight(f->uring) > 0) {
+		rc = fill_take_read(f, false, ret_err);
+		is_any |= rc == 0;
+	}
+	if (rc == -EAGAIN)
+		rc = 0;
+	if (rc == 0)
+		rc = fill_start_copy(f, ret_err, &is_any);
+	if (rc || is_any)
+		return rc;
+	return fill_wait_for_any(f, ret_err);
 }
 
 static int fill_release(struct fill *f, struct err *ret_err)
 {
-	uint64_t ticket;
+	const struct placement *p = f->params->placement;
+	uint32_t copy;
+	int rc = 0;
 
-	if (!f->release)
+	if (!f->upload)
 		return 0;
-	vk_command_begin(f->release);
-	for (uint32_t i = 0; i < f->params->placement->n_allocs; i++)
-		if (f->params->memories[i])
-			vk_command_release(f->release, f->params->memories[i]);
-	int rc = fill_submit(f, f->release, ret_err, &ticket);
+	while (rc == 0 && !upload_begin(f->upload))
+		rc = fill_wait_copy(f, ret_err);
+	for (uint32_t i = 0; i < p->n_allocs && rc == 0; i++) {
+		struct vk_memory *memory = NULL;
+		if (p->homes[i].home > PLACEMENT_HOST_MEMORY)
+			continue;
+		rc = fill_get_memory(f, i, ret_err, &memory);
+		if (rc == 0)
+			upload_add_release(f->upload, memory);
+	}
+	if (rc == 0)
+		rc = upload_submit(f->upload, ret_err, &copy);
 	if (rc)
-		return rc;
-	return fill_wait(f, ticket, ret_err);
+		return rc == UPLOAD_DEVICE_LOST ? FILL_DEVICE_LOST : rc;
+	while (rc == 0 && upload_is_any_running(f->upload))
+		rc = fill_wait_copy(f, ret_err);
+	return rc;
 }
 
 /* Only what was read to its end may be taken for granted by the next load. */
@@ -407,23 +519,37 @@ static int fill_keep_staged(struct fill *f, struct err *ret_err)
 	return 0;
 }
 
+static void fill_log(const struct fill *f, uint64_t start_ns)
+{
+	uint64_t ns = clock_now_ns() - start_ns;
+
+	log_debug("fill: %llu bytes in %.1f ms, %.2f GB/s by %s; waited "
+		  "%.1f ms for memory, %.1f for reads, %.1f for %u copies",
+		(unsigned long long)f->n_total_bytes, (double)ns / 1e6,
+		(double)f->n_total_bytes / (double)ns,
+		uring_get_refusal(f->uring) ? "pread" : "io_uring",
+		(double)f->waited_ns[FILL_FOR_MEMORY] / 1e6,
+		(double)f->waited_ns[FILL_FOR_READS] / 1e6,
+		(double)f->waited_ns[FILL_FOR_COPIES] / 1e6,
+		f->upload ? upload_get_n_submitted(f->upload) - f->n_submitted : 0);
+}
+
 int fill_run(const struct fill_params *params, struct err *ret_err, int *ret_refusal)
 {
 	_cleanup_(fill_fini)
 	struct fill f = {.params = params};
+	uint64_t start = clock_now_ns();
 	int rc = fill_init(&f, ret_err);
 
-	while (rc == 0 && fill_is_busy(&f)) {
-		rc = fill_start_reads(&f, ret_err);
-		if (rc == 0)
-			rc = fill_step(&f, ret_err);
-	}
+	while (rc == 0 && fill_is_busy(&f))
+		rc = fill_step(&f, ret_err);
 	if (rc == 0)
 		rc = fill_release(&f, ret_err);
 	if (rc == 0)
 		rc = fill_keep_staged(&f, ret_err);
 	if (rc)
 		return rc;
+	fill_log(&f, start);
 	*ret_refusal = uring_get_refusal(f.uring);
 	return 0;
 }

@@ -82,9 +82,12 @@ static void holders_on_exit(evutil_socket_t fd, short what, void *userdata)
 	h->fn(id, h->userdata);
 }
 
-/* A living process has its pid alone; a holder that died keeps its own until it is told. */
+/* A living process has its pid alone; a holder that died keeps its own until it is told. What a
+ * process had by one socket is not charged to another. */
 static bool holders_is_of(const struct holder *holder, const struct peer *p)
 {
+	if (peer_get_socket(holder->id) != peer_get_socket(p->id))
+		return false;
 	if (p->process || holder->process)
 		return p->process == holder->process;
 	return p->pid > 0 && holder->pid == p->pid && peer_is_running(holder->pidfd);

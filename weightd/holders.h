@@ -25,8 +25,8 @@ struct holders *holders_free(struct holders *h);
 
 /*
  * The id under which the peer's process is watched from here on: one of an earlier connection of
- * the same process, or the peer's own (its pidfd is taken then). 0: the process is gone, nothing
- * can tell of it, or too many are watched that nothing tells apart.
+ * the same process by the same listening socket, or the peer's own (its pidfd is taken then). 0:
+ * the process is gone, nothing can tell of it, or too many are watched that nothing tells apart.
  */
 uint64_t holders_add(struct holders *h, struct peer *p);
 

@@ -4,20 +4,24 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/dtype.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/device.h"
-#include "vk/memory.h"
+#include "weightd/allocator.h"
+#include "weightd/clock.h"
+#include "weightd/check.h"
+#include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/host-memory.h"
+#include "weightd/identity.h"
 #include "weightd/manifest-writer.h"
 #include "weightd/placement.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
+#include "weightd/sums.h"
 #include "weightd/validate.h"
 
 enum {
@@ -105,7 +109,9 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.host_free_bytes = host_memory_get_free(),
 		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
 		.file_bytes = source_get_bytes(source),
-		.can_export_host = params->device && params->abilities.exports_host,
+		.can_export_host =
+			params->device && (params->abilities.exports_host_fd ||
+						  params->abilities.exports_host_dma_buf),
 		.may_free_bytes = params->may_free_bytes,
 	};
 
@@ -149,37 +155,6 @@ static void load_forget_place(struct load *l)
 	l->placement = placement_free(l->placement);
 }
 
-/* ret_n_bytes: of the device, when it has no more. */
-static int load_allocate(struct load *l, struct err *ret_err, uint64_t *ret_n_bytes)
-{
-	const struct placement *p = l->placement;
-	uint64_t n_bytes = 0;
-	int rc = 0;
-
-	for (uint32_t i = 0; i < p->n_allocs; i++) {
-		char name[64];
-		snprintf(name, sizeof(name), "weights of generation %llu, allocation %u",
-			(unsigned long long)l->params->generation, i);
-		const struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
-			.n_bytes = p->allocs[i].n_bytes,
-			.is_exportable = true,
-			.is_host = p->homes[i].home == PLACEMENT_HOST_MEMORY,
-			.name = name};
-		if (p->homes[i].home > PLACEMENT_HOST_MEMORY)
-			continue;
-		rc = vk_memory_new(
-			l->params->device, &params, ret_err, &l->export->allocs[i].memory);
-		if (rc == VK_DEVICE_LOST)
-			return LOAD_DEVICE_LOST;
-		if (rc < 0)
-			break;
-		if (p->homes[i].home == PLACEMENT_DEVICE_MEMORY)
-			n_bytes += p->allocs[i].n_bytes;
-	}
-	*ret_n_bytes = n_bytes;
-	return rc;
-}
-
 static int load_write_manifest(struct load *l, struct err *ret_err)
 {
 	static const uint8_t no_hash[32];
@@ -192,53 +167,25 @@ static int load_write_manifest(struct load *l, struct err *ret_err)
 		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
 }
 
-/* Budgets are estimates, and others allocate too: what then fails is placed anew in less. */
-static int load_place_and_allocate(struct load *l, struct err *ret_err)
-{
-	struct placement_limits limits = load_get_limits(l);
-	int rc = 0;
-
-	for (int i = 0; i < LOAD_MAX_TRIES; i++) {
-		uint64_t n_bytes = 0;
-		load_forget_place(l);
-		rc = load_place(l, &limits, ret_err);
-		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
-			rc = load_write_manifest(l, ret_err);
-		if (rc)
-			return rc;
-		rc = load_allocate(l, ret_err, &n_bytes);
-		if (rc != -ENOMEM)
-			return rc;
-		log_debug("generation %llu: after %llu bytes: %s",
-			(unsigned long long)l->params->generation, (unsigned long long)n_bytes,
-			ret_err->text);
-		limits.free_bytes = n_bytes;
-	}
-	return rc;
-}
-
-static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
+/* The memory that is there, or is made meanwhile, is filled. */
+static int load_fill(
+	struct load *l, struct allocator *allocator, struct err *ret_err, int *ret_refusal)
 {
 	const struct load_params *params = l->params;
-	_cleanup_(cleanup_free)
-	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
-
-	if (!memories)
-		return err_set(ret_err, ENOMEM, "weights: out of memory");
-	for (uint32_t i = 0; i < l->export->n_allocs; i++)
-		memories[i] = l->export->allocs[i].memory;
 	struct fill_params fill = {.device = params->device,
+		.ring = params->ring,
 		.source = params->source,
 		.gguf = l->gguf,
 		.placement = l->placement,
-		.memories = memories,
+		.allocator = allocator,
 		.use_pread = params->use_pread,
 		.progress = params->progress,
 		.userdata = params->userdata};
 	bool is_staging = false;
+	int rc = 0;
+
 	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
 		is_staging |= l->placement->homes[i].home == PLACEMENT_MEMFD;
-	int rc = 0;
 	if (is_staging)
 		rc = source_begin_staging(
 			params->source, l->placement->memfd_bytes, ret_err, &fill.memfd);
@@ -248,6 +195,114 @@ static int load_fill(struct load *l, struct err *ret_err, int *ret_refusal)
 	if (is_staging)
 		source_end_staging(params->source);
 	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+/* ret_summary: what the memory came to; its failure is the load's. */
+static int load_allocate_and_fill(struct load *l, struct err *ret_err, int *ret_refusal,
+	struct allocator_summary *ret_summary)
+{
+	const struct allocator_params params = {.device = l->params->device,
+		.placement = l->placement,
+		.export = l->export,
+		.host_handle = l->params->abilities.exports_host_dma_buf ? VK_HANDLE_DMA_BUF
+									 : VK_HANDLE_OPAQUE_FD,
+		.generation = l->params->generation};
+	struct allocator *allocator = NULL;
+	int rc = allocator_new(&params, ret_err, &allocator);
+
+	if (rc < 0)
+		return rc;
+	rc = load_fill(l, allocator, ret_err, ret_refusal);
+	allocator_stop(allocator, ret_err, ret_summary);
+	allocator_free(allocator);
+	if (ret_summary->code)
+		rc = ret_summary->code;
+	return rc == ALLOCATOR_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+/* Budgets are estimates, and others allocate too: what then fails is placed anew in less. */
+static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_refusal)
+{
+	struct placement_limits limits = load_get_limits(l);
+	int rc = 0;
+
+	for (int i = 0; i < LOAD_MAX_TRIES; i++) {
+		struct allocator_summary made = {0};
+		load_forget_place(l);
+		rc = load_place(l, &limits, ret_err);
+		if (rc == 0) /* judges the tokenizer, so it comes before the expensive part */
+			rc = load_write_manifest(l, ret_err);
+		if (rc)
+			return rc;
+		rc = load_allocate_and_fill(l, ret_err, ret_refusal, &made);
+		if (rc == 0)
+			log_debug("generation %llu: %llu bytes of the device were there after "
+				  "%.1f ms",
+				(unsigned long long)l->params->generation,
+				(unsigned long long)made.device_bytes, (double)made.busy_ns / 1e6);
+		if (made.code != -ENOMEM)
+			return rc;
+		log_debug("generation %llu: after %llu bytes: %s",
+			(unsigned long long)l->params->generation,
+			(unsigned long long)made.device_bytes, ret_err->text);
+		limits.free_bytes = made.device_bytes;
+	}
+	return rc;
+}
+
+/* Of the generation's first load; those of a later one are the same. */
+static int load_make_check(struct load *l, struct err *ret_err)
+{
+	uint8_t description[IDENTITY_BYTES];
+	struct sums *sums = NULL;
+	int rc = source_get_sums(l->params->source, &sums);
+
+	if (rc < 0)
+		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
+	identity_describe(l->gguf, description);
+	rc = check_new(l->export->manifest_fd, description, sums, ret_err, &l->export->check);
+	if (rc < 0)
+		sums_free(sums);
+	return rc;
+}
+
+static int load_judge_sums(struct load *l, const struct check_report *report, struct err *ret_err)
+{
+	if (report->n_tensors > 0)
+		return err_set(ret_err, EBADMSG,
+			"tensor %s%s: its bytes are not those that were loaded before",
+			report->differences[0].tensor, report->n_tensors > 1 ? " and others" : "");
+	int rc = source_keep_sums(l->params->source, check_get_sums(l->export->check));
+	if (rc < 0)
+		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
+	return 0;
+}
+
+/* What is there now is what all later sums are compared with. */
+static int load_sum(struct load *l, struct err *ret_err)
+{
+	const struct load_params *params = l->params;
+	struct check_means means = {.key = params->key};
+	struct check_report report;
+	int rc = 0;
+
+	if (params->device && !*params->checksum)
+		rc = checksum_new(params->device, params->key, ret_err, params->checksum);
+	if (rc)
+		return rc == CHECKSUM_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	means.checksum = params->device ? *params->checksum : NULL;
+	rc = load_make_check(l, ret_err);
+	if (rc == 0)
+		rc = check_run(l->export->check, l->export, &means, CHECK_MEMORY, ret_err, &report);
+	if (rc)
+		return rc == CHECK_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	rc = load_judge_sums(l, &report, ret_err);
+	if (rc < 0)
+		return rc;
+	log_debug("generation %llu: %llu bytes summed in %.3f ms",
+		(unsigned long long)params->generation, (unsigned long long)report.n_bytes,
+		(double)report.elapsed_ns / 1e6);
+	return 0;
 }
 
 static void load_describe(struct load *l)
@@ -275,43 +330,37 @@ static void load_describe(struct load *l)
 	}
 }
 
-static uint64_t load_now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
 	int *ret_refusal, uint64_t *ret_short_bytes)
 {
 	_cleanup_(load_fini)
 	struct load l = {.params = params};
-	uint64_t start_ms = load_now_ms(), placed_ms;
+	uint64_t start_ns = clock_now_ns(), read_ns;
 	int rc;
 
 	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
+	read_ns = clock_now_ns();
 	if (rc == 0)
-		rc = load_place_and_allocate(&l, ret_err);
+		rc = load_place_and_fill(&l, ret_err, ret_refusal);
 	if (rc == LOAD_SHORT)
 		*ret_short_bytes = l.short_bytes;
-	placed_ms = load_now_ms();
-	if (rc == 0)
-		rc = load_fill(&l, ret_err, ret_refusal);
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
 		rc = source_check(params->source, ret_err);
 	if (rc == 0)
 		rc = export_share(l.export, l.placement, ret_err);
+	if (rc == 0)
+		rc = load_sum(&l, ret_err);
 	if (rc)
 		return rc;
 	load_describe(&l);
-	log_debug("generation %llu: %llu ms until memory was there, %llu ms to fill it",
-		(unsigned long long)params->generation, (unsigned long long)(placed_ms - start_ms),
-		(unsigned long long)(load_now_ms() - placed_ms));
+	log_debug("generation %llu: %.1f ms to read the metadata, %.1f ms to place, allocate, fill "
+		  "and "
+		  "share",
+		(unsigned long long)params->generation, (double)(read_ns - start_ns) / 1e6,
+		(double)(clock_now_ns() - read_ns) / 1e6);
 	*ret_export = TAKE_PTR(l.export);
 	return 0;
 }

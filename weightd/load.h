@@ -12,11 +12,14 @@
 #include "proto/util/cleanup.h"
 #include "weightd/fill.h"
 
+struct checksum;
 struct err;
 struct export;
 struct policy;
 struct source_account;
 struct source;
+struct upload;
+struct sum_key;
 struct vk_device;
 struct vk_device_info;
 
@@ -25,12 +28,15 @@ struct vk_device_info;
 struct load_abilities {
 	bool imports_memfd;      /* of memfds, read-write */
 	bool imports_file[2][2]; /* of files: [in memory][read-write] */
-	bool exports_host; /* host-visible memory leaves as opaque descriptors, and comes in */
+	/* Host-visible memory leaves as such descriptors, and comes in; dma-bufs are preferred. */
+	bool exports_host_fd;
+	bool exports_host_dma_buf;
 };
 
 struct load_params {
 	struct vk_device
-		*device; /* NULL: for devices that are not weightd's, in host memory alone */
+		*device;     /* NULL: for devices that are not weightd's, in host memory alone */
+	struct upload *ring; /* see fill_params */
 	uint64_t generation;
 	struct source *source;
 	const struct policy *policy;
@@ -42,6 +48,8 @@ struct load_params {
 	uint64_t room_bytes;      /* of the device, at most; 0: none */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool use_pread;
+	const struct sum_key *key;
+	struct checksum **checksum; /* of the device, made when it is needed */
 	fill_progress_fn progress;
 	void *userdata;
 };
@@ -57,7 +65,8 @@ uint32_t load_find_largest_heap(const struct vk_device_info *info);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,
- * -ENOMEM: the device; -ESTALE: the file changed; -ECANCELED. A device whose memory ends before its
+ * -ENOMEM: the device; -ESTALE: the file changed; -EBADMSG: its bytes are
+ * not those of the generation's first load; -ECANCELED. A device whose memory ends before its
  * budget said so gets what it had room for, and the rest is placed anew.
  * ret_refusal: uring_get_refusal.
  */

@@ -11,9 +11,15 @@
 #include <time.h>
 
 #include "vk/memory.h"
+#include "weightd/check.h"
+#include "weightd/checker.h"
 #include "weightd/export.h"
+#include "weightd/fill.h"
+#include "weightd/host-memory.h"
 #include "weightd/load.h"
+#include "weightd/policy.h"
 #include "weightd/source.h"
+#include "weightd/upload.h"
 
 enum {
 	LOADER_PROGRESS_BYTES = 64 << 20,
@@ -22,7 +28,10 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source; /* a reference */
+	struct source *source;         /* a reference; NULL: to be checked */
+	struct loader_window *windows; /* of a copy, owned; NULL: a load or a check */
+	uint32_t n_windows;
+	struct export *export; /* of a check; borrowed from the list of what lives */
 	uint64_t may_free_bytes;
 	struct loader_result result;
 	TAILQ_ENTRY(loader_job) entry;
@@ -43,6 +52,8 @@ struct loader {
 
 	/* The loader thread's. */
 	struct vk_device *device;
+	struct upload *ring; /* of the device; NULL: not made yet */
+	struct checker checker;
 	uint64_t progress_bytes;
 	uint64_t progress_ns;
 
@@ -128,8 +139,15 @@ static void loader_lose_device(struct loader *l)
 	}
 	TAILQ_FOREACH(e, &l->live, entry)
 	export_drop_memory(e);
+	l->ring = upload_free(l->ring);
+	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
 	pthread_mutex_unlock(&l->mutex);
+}
+
+static int loader_make_ring(struct loader *l, struct err *ret_err)
+{
+	return l->ring ? 0 : fill_new_ring(l->device, ret_err, &l->ring);
 }
 
 static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata)
@@ -166,8 +184,11 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	l->progress_ns = start;
 	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
+	if (rc == 0 && !r->is_foreign)
+		rc = loader_make_ring(l, &r->err);
 	if (rc == 0) {
 		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
+			.ring = r->is_foreign ? NULL : l->ring,
 			.generation = r->generation,
 			.source = job->source,
 			.policy = l->params.policy,
@@ -179,21 +200,154 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.may_free_bytes = job->may_free_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
+			.key = l->params.key,
+			.checksum = &l->checker.checksum,
 			.progress = loader_on_progress,
 			.userdata = l};
 		rc = load_run(&params, &r->err, &r->export, &r->refusal, &r->short_bytes);
 	}
 	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
-	if (rc == LOAD_SHORT)
+	if (rc == LOAD_SHORT) {
 		r->kind = LOADER_SHORT;
-	if (rc == LOAD_DEVICE_LOST) {
+		rc = 0;
+	}
+	if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
 	}
+	if (r->export) {
+		r->export->generation = r->generation;
+		r->export->is_foreign = r->is_foreign;
+	}
 	job->source = source_unref(job->source);
 	r->code = rc < 0 ? rc : 0;
 	r->load_ns = loader_now_ns() - start;
+}
+
+/* Windows may overlap by a page; that is not worth telling apart. */
+static int loader_check_room(
+	const struct loader *l, const struct loader_job *job, struct err *ret_err)
+{
+	uint64_t used = atomic_load(&l->params.account->n_staged_bytes), n_bytes = 0;
+	uint64_t room = host_memory_get_free();
+	uint64_t budget = l->params.policy->host_budget;
+	uint64_t left = budget > used ? budget - used : 0;
+
+	if (budget && left < room)
+		room = left;
+	for (uint32_t i = 0; i < job->n_windows; i++)
+		if (__builtin_add_overflow(n_bytes, job->windows[i].n_bytes, &n_bytes))
+			return err_set(ret_err, EOVERFLOW, "copy of the file: its bytes overflow");
+	if (n_bytes > room)
+		return err_set(ret_err, ENOMEM,
+			"copy of the file: wanted %llu bytes of host memory, found %llu",
+			(unsigned long long)n_bytes, (unsigned long long)room);
+	return 0;
+}
+
+static void loader_run_copy(struct loader *l, struct loader_job *job)
+{
+	struct loader_result *r = &job->result;
+	uint64_t start = loader_now_ns();
+	int rc = loader_check_room(l, job, &r->err);
+
+	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
+		rc = source_copy(job->source, job->windows[i].offset, job->windows[i].n_bytes,
+			l->params.use_pread, &r->err);
+		r->loaded_bytes += job->windows[i].n_bytes;
+		if (rc == 0 && atomic_load(&l->is_given_up))
+			rc = err_set(&r->err, ECANCELED, "the copy was given up");
+	}
+	if (rc == 0)
+		rc = source_check(job->source, &r->err);
+	job->source = source_unref(job->source);
+	r->kind = LOADER_COPIED;
+	r->code = rc;
+	r->load_ns = loader_now_ns() - start;
+}
+
+/* ---- checks ---- */
+
+static struct loader_job *loader_make_check(const struct export *e, uint64_t tag)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (job)
+		job->result.report = calloc(1, sizeof(*job->result.report));
+	if (!job || !job->result.report) {
+		free(job);
+		return NULL;
+	}
+	job->result.kind = LOADER_CHECKED;
+	job->result.tag = tag;
+	job->result.generation = e->generation;
+	job->result.is_foreign = e->is_foreign;
+	return job;
+}
+
+static struct loader_job *loader_free_job(struct loader_job *job)
+{
+	source_unref(job->source);
+	free(job->windows);
+	free(job->result.report);
+	free(job);
+	return NULL;
+}
+
+/* rc: of checker_run or checker_scrub. */
+static void loader_end_check(struct loader *l, struct loader_job *job, int rc)
+{
+	struct loader_result *r = &job->result;
+
+	r->code = rc < 0 ? rc : 0;
+	if (rc != CHECK_DEVICE_LOST)
+		return;
+	r->code = err_set(&r->err, EIO, "%s", "the device was lost while it was checked");
+	r->is_device_lost = true;
+	loader_lose_device(l);
+}
+
+/* A step of the scrub, if one is due. As loader_step. */
+static bool loader_scrub(struct loader *l)
+{
+	struct export *first = TAILQ_FIRST(&l->live);
+	struct export *e = l->is_stopping ? NULL : checker_find_due(&l->checker, first);
+	struct loader_job *job = e ? loader_make_check(e, 0) : NULL;
+
+	if (!job) {
+		if (e) /* without memory to tell of it, nothing is looked for */
+			l->checker.scrub.next_ns = loader_now_ns() + LOADER_PROGRESS_NS;
+		return false;
+	}
+	uint64_t n_total_bytes = scrub_count_bytes(first);
+	atomic_store(&l->is_given_up, false);
+	pthread_mutex_unlock(&l->mutex);
+	/* It may be released meanwhile, but this thread alone frees it. */
+	int rc = checker_scrub(
+		&l->checker, l->device, e, n_total_bytes, &job->result.err, job->result.report);
+	loader_end_check(l, job, rc);
+	pthread_mutex_lock(&l->mutex);
+	if (rc == 0) {
+		loader_free_job(job);
+		return true;
+	}
+	TAILQ_INSERT_TAIL(&l->done, job, entry);
+	loader_tell(l);
+	return true;
+}
+
+/* Until there is something to do, under the mutex. */
+static void loader_sleep(struct loader *l)
+{
+	uint64_t due_ns = checker_get_due_ns(&l->checker, TAILQ_FIRST(&l->live));
+	const struct timespec t = {
+		.tv_sec = (time_t)(due_ns / 1000000000), .tv_nsec = (long)(due_ns % 1000000000)};
+
+	if (due_ns == UINT64_MAX)
+		pthread_cond_wait(&l->cond, &l->mutex);
+	else
+		pthread_cond_timedwait(&l->cond, &l->mutex, &t);
 }
 
 /* One thing to do, under the mutex, which is given up meanwhile. False: nothing to do. */
@@ -223,7 +377,14 @@ static bool loader_step(struct loader *l)
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);
-		loader_run_job(l, job, used, &abilities);
+		if (job->windows)
+			loader_run_copy(l, job);
+		else if (job->export)
+			loader_end_check(l, job,
+				checker_run(&l->checker, l->device, job->export, &job->result.err,
+					job->result.report));
+		else
+			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
 		l->running = 0;
 		if (job->result.export)
@@ -232,7 +393,7 @@ static bool loader_step(struct loader *l)
 		l->wants_heaps = true;
 		loader_tell(l);
 	} else {
-		return false;
+		return loader_scrub(l);
 	}
 	return true;
 }
@@ -255,14 +416,24 @@ static void *loader_main(void *userdata)
 		l->abilities.imports_file[true][true] = imports;
 		l->abilities.imports_file[false][false] = imports && l->info.is_software;
 		loader_update_heaps(l);
+		checker_start_scrub(&l->checker, l->params.scrub_ns, l->params.scrub_percent,
+			l->info.is_software);
 	}
 	pthread_cond_broadcast(&l->cond);
+	if (rc == 0) {
+		/* Before anybody waits for it; a load that finds none tries again and says why. */
+		pthread_mutex_unlock(&l->mutex);
+		struct err unsaid = ERR_NULL;
+		int ring_rc = loader_make_ring(l, &unsaid);
+		(void)ring_rc;
+		pthread_mutex_lock(&l->mutex);
+	}
 	while (rc == 0) {
 		if (loader_step(l))
 			continue;
 		if (l->is_stopping)
 			break;
-		pthread_cond_wait(&l->cond, &l->mutex);
+		loader_sleep(l);
 	}
 	pthread_mutex_unlock(&l->mutex);
 	/* The loop thread waits in loader_free: nobody else looks at the lists any more. */
@@ -271,6 +442,8 @@ static void *loader_main(void *userdata)
 		TAILQ_REMOVE(&l->live, e, entry);
 		export_free(e);
 	}
+	l->ring = upload_free(l->ring);
+	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
 	return NULL;
 }
@@ -301,12 +474,17 @@ int loader_new(const struct loader_params *params, struct err *ret_err, struct l
 	if (!l)
 		return err_set(ret_err, ENOMEM, "loader: out of memory");
 	l->params = *params;
+	checker_init(&l->checker, params->key, &l->is_given_up);
 	TAILQ_INIT(&l->jobs);
 	TAILQ_INIT(&l->done);
 	TAILQ_INIT(&l->live);
 	TAILQ_INIT(&l->freed);
 	pthread_mutex_init(&l->mutex, NULL);
-	pthread_cond_init(&l->cond, NULL);
+	pthread_condattr_t attr; /* scrub.next_ns is of that clock */
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&l->cond, &attr);
+	pthread_condattr_destroy(&attr);
 	l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (l->event_fd < 0)
 		return err_set(ret_err, errno, "loader: eventfd: %s", strerror(errno));
@@ -332,8 +510,7 @@ static void loader_free_jobs(struct loader_jobs *jobs)
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
-		source_unref(job->source);
-		free(job);
+		loader_free_job(job);
 	}
 }
 
@@ -390,7 +567,8 @@ void loader_set_probe(struct loader *l, const struct vk_probe *probe)
 		.imports_memfd = k[VK_PROBE_MEMFD].is_ok,
 		.imports_file = {{k[VK_PROBE_DISK_READ_ONLY].is_ok, k[VK_PROBE_DISK].is_ok},
 			{k[VK_PROBE_TMPFS_READ_ONLY].is_ok, k[VK_PROBE_TMPFS].is_ok}},
-		.exports_host = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_fd = k[VK_PROBE_FD_HOST].is_ok,
+		.exports_host_dma_buf = k[VK_PROBE_DMA_BUF_HOST].is_ok,
 	};
 	pthread_mutex_unlock(&l->mutex);
 }
@@ -400,7 +578,34 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-static int loader_add_job(struct loader *l, uint64_t generation, struct source *source,
+/* Takes the job, or frees it. */
+static int loader_add_job(struct loader *l, struct loader_job *job, struct err *ret_err)
+{
+	pthread_mutex_lock(&l->mutex);
+	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
+	if (!is_full) {
+		l->n_jobs++;
+		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
+		pthread_cond_broadcast(&l->cond);
+	}
+	pthread_mutex_unlock(&l->mutex);
+	if (!is_full)
+		return 0;
+	loader_free_job(job);
+	return err_set(ret_err, EBUSY, "load: %d jobs are waiting, the most", LOADER_MAX_JOBS);
+}
+
+int loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *ret_err)
+{
+	struct loader_job *job = loader_make_check(e, tag);
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "check: out of memory");
+	job->export = e;
+	return loader_add_job(l, job, ret_err);
+}
+
+static int loader_add_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
@@ -411,31 +616,39 @@ static int loader_add_job(struct loader *l, uint64_t generation, struct source *
 	job->result.is_foreign = is_foreign;
 	job->result.room_bytes = room_bytes;
 	job->may_free_bytes = may_free_bytes;
-	pthread_mutex_lock(&l->mutex);
-	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
-	if (!is_full) {
-		job->source = source_ref(source);
-		l->n_jobs++;
-		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
-		pthread_cond_broadcast(&l->cond);
+	job->source = source_ref(source);
+	return loader_add_job(l, job, ret_err);
+}
+
+int loader_copy(struct loader *l, uint64_t generation, struct source *source,
+	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->windows = calloc(n_windows, sizeof(*windows));
+	if (!job->windows) {
+		free(job);
+		return err_set(ret_err, ENOMEM, "load: out of memory");
 	}
-	pthread_mutex_unlock(&l->mutex);
-	if (!is_full)
-		return 0;
-	free(job);
-	return err_set(ret_err, EBUSY, "load: %d loads are waiting, the most", LOADER_MAX_JOBS);
+	memcpy(job->windows, windows, n_windows * sizeof(*windows));
+	job->n_windows = n_windows;
+	job->result.generation = generation;
+	job->source = source_ref(source);
+	return loader_add_job(l, job, ret_err);
 }
 
 int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
 	struct err *ret_err)
 {
-	return loader_add_job(l, generation, source, is_foreign, UINT64_MAX, 0, ret_err);
+	return loader_add_load(l, generation, source, is_foreign, UINT64_MAX, 0, ret_err);
 }
 
 int loader_load_within(struct loader *l, uint64_t generation, struct source *source,
 	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
 {
-	return loader_add_job(l, generation, source, false, room_bytes, may_free_bytes, ret_err);
+	return loader_add_load(l, generation, source, false, room_bytes, may_free_bytes, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)
@@ -446,12 +659,12 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	if (l->running == generation)
 		atomic_store(&l->is_given_up, true);
 	TAILQ_FOREACH(job, &l->jobs, entry)
-	if (job->result.generation == generation)
+	if (job->result.generation == generation && !job->export)
 		break;
 	if (job) {
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
-		job->result.kind = LOADER_FAILED;
+		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;
 		job->result.code = err_set(&job->result.err, ECANCELED, "the load was given up");
 		TAILQ_INSERT_TAIL(&l->done, job, entry);
 		loader_tell(l);
@@ -459,9 +672,29 @@ void loader_cancel(struct loader *l, uint64_t generation)
 	pthread_mutex_unlock(&l->mutex);
 }
 
+/* Under the mutex: nobody is to check what is about to be freed. */
+static void loader_drop_checks(struct loader *l, const struct export *e)
+{
+	struct loader_job *job = TAILQ_FIRST(&l->jobs);
+
+	while (job) {
+		struct loader_job *next = TAILQ_NEXT(job, entry);
+		if (job->export == e) {
+			TAILQ_REMOVE(&l->jobs, job, entry);
+			l->n_jobs--;
+			job->result.code = err_set(
+				&job->result.err, ECANCELED, "it went before it was checked");
+			TAILQ_INSERT_TAIL(&l->done, job, entry);
+			loader_tell(l);
+		}
+		job = next;
+	}
+}
+
 void loader_release(struct loader *l, struct export *e)
 {
 	pthread_mutex_lock(&l->mutex);
+	loader_drop_checks(l, e);
 	TAILQ_REMOVE(&l->live, e, entry);
 	TAILQ_INSERT_TAIL(&l->freed, e, entry);
 	pthread_cond_broadcast(&l->cond);
@@ -498,8 +731,10 @@ bool loader_take_result(struct loader *l, struct loader_result *ret_result)
 		is_there = false;
 	}
 	pthread_mutex_unlock(&l->mutex);
-	if (job)
+	if (job) {
 		source_unref(job->source);
+		free(job->windows);
+	}
 	free(job);
 	return is_there;
 }

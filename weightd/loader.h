@@ -16,11 +16,13 @@
 #include "vk/probe.h"
 #include "weightd/load.h"
 
+struct check_report;
 struct export;
 struct loader;
 struct policy;
 struct source;
 struct source_account;
+struct sum_key;
 
 enum { LOADER_MAX_JOBS = 64 };
 
@@ -29,9 +31,12 @@ struct loader_params {
 	const char *device; /* vk_device_new's select */
 	const struct policy *policy;
 	struct source_account *account;
+	const struct sum_key *key;
 	uint64_t alloc_bytes; /* see load_params */
 	uint64_t window_bytes;
-	bool use_pread; /* do not try io_uring */
+	bool use_pread;    /* do not try io_uring */
+	uint64_t scrub_ns; /* a period; 0: off; or CHECKER_DEFAULT_NS */
+	uint32_t scrub_percent;
 };
 
 /* Starts the thread and waits until it has its device. The errors of vk_device_new; -ENOTSUP when
@@ -74,6 +79,17 @@ int must_check loader_load(struct loader *l, uint64_t generation, struct source 
  */
 int must_check loader_load_within(struct loader *l, uint64_t generation, struct source *source,
 	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err);
+struct loader_window {
+	uint64_t offset; /* in the file */
+	uint64_t n_bytes;
+};
+
+/*
+ * Copies windows of the model file into source's copy, within the policy's host budget and what
+ * memory is free: its result is LOADER_COPIED. windows are copied. Errors of loader_load.
+ */
+int must_check loader_copy(struct loader *l, uint64_t generation, struct source *source,
+	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err);
 
 /* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
 void loader_cancel(struct loader *l, uint64_t generation);
@@ -84,13 +100,20 @@ void loader_release(struct loader *l, struct export *e);
 /* Bytes of the device's memory that released exports had and that are free by now, since the last
  * call. */
 uint64_t loader_take_freed_bytes(struct loader *l);
+/*
+ * Every sum of the export made anew and compared; answered by LOADER_CHECKED with the tag, not 0.
+ * One that is released before its turn is answered with -ECANCELED. -EBUSY, -ENOMEM as above.
+ */
+int must_check loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *ret_err);
 
 enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
 	LOADER_READY,    /* export is the caller's, for loader_release */
 	LOADER_SHORT,    /* nothing was done: short_bytes are missing on the device */
 	LOADER_FAILED,   /* code < 0 and err */
-	LOADER_LOST, /* failed, for the device is gone, and with it what all exports had there */
+	LOADER_COPIED,   /* code and err: 0, or < 0 when nothing can be used of it */
+	LOADER_LOST,    /* failed, for the device is gone, and with it what all exports had there */
+	LOADER_CHECKED, /* report, or code < 0 and err; tag 0: the scrub has found a difference */
 };
 
 struct loader_result {
@@ -106,6 +129,10 @@ struct loader_result {
 	struct err err;
 	uint64_t load_ns; /* of the job, waiting not counted */
 	int refusal;      /* uring_get_refusal */
+	/* Of LOADER_CHECKED. */
+	uint64_t tag;
+	bool is_device_lost;
+	struct check_report *report; /* the caller's, who frees it */
 };
 
 /* False when there is none. */

@@ -12,12 +12,19 @@
 #include "proto/util/log.h"
 #include "proto/weights-client.h"
 #include "vk/probe.h"
+#include "weightd/access.h"
+#include "weightd/checker.h"
 #include "weightd/policy.h"
 #include "weightd/registry.h"
 #include "weightd/server.h"
 #include "weightd/service.h"
 
-enum { MAIN_FAILED = 1, MAIN_USAGE = 2, MAIN_MAX_MODELS = 64 };
+enum {
+	MAIN_FAILED = 1,
+	MAIN_USAGE = 2,
+	MAIN_MAX_MODELS = 64,
+	MAIN_MAX_SCRUB_SECONDS = 366 * 86400
+};
 
 #define MAIN_RUN_DIR "/run/weightd"
 
@@ -28,6 +35,17 @@ static const char usage[] =
 	"  --socket PATH             where it listens; default $WEIGHTD_SOCKET, else\n"
 	"                            $XDG_RUNTIME_DIR/weightd.sock, else " MAIN_RUN_DIR
 	"/weightd.sock\n"
+	"  --listen PATH[,OPTION...] a further socket, for a tenant; may be repeated\n"
+	"      models=A+B            shows these alone (names, or patterns of a shell); default "
+	"all\n"
+	"      uids=0+1000, gids=... who may connect, beside the file's permissions: one of the\n"
+	"                            uids, or a member of one of the groups\n"
+	"      leases=N              at most that many at a time\n"
+	"      bytes=BYTES           of weights (each model once) and reservations at a time\n"
+	"      requests=N            a second; what comes faster waits\n"
+	"      connections=N, uid-connections=N  at a time, and of one uid\n"
+	"      control=yes|no        may load, unload, pin, verify, see others; default no\n"
+	"      mode=0660             of the socket's file\n"
 	"  --model NAME=FILE         load FILE (GGUF) as NAME before it is ready; may be repeated\n"
 	"  --device DEVICE           auto (discrete, then integrated, then software), software,\n"
 	"                            an index or a UUID; default auto. Several: the first is the\n"
@@ -57,6 +75,13 @@ static const char usage[] =
 	"  --window BYTES            at most that many an import of host pages; default the same\n"
 	"  BYTES: a number, or with K, M, G or T behind it.\n"
 	"\n"
+	"Checks: every byte of weights is summed when it is loaded, and anew by weightctl verify.\n"
+	"  --scrub SECONDS           and all of them once in that time, on the side; 0: never;\n"
+	"                            default 3600, on software devices 0. What differs is lost "
+	"and\n"
+	"                            loaded anew\n"
+	"  --scrub-budget PERCENT    of the device's time, at most, for that; default 1\n"
+	"\n"
 	"  --no-uring                read files by pread\n"
 	"  --log-level LEVEL         error, warn, info or debug; default info\n"
 	"  --help, --version\n"
@@ -65,6 +90,8 @@ static const char usage[] =
 
 struct options {
 	char socket[256];
+	uint32_t n_listens;
+	struct access listens[SERVER_MAX_LISTENS];
 	const char *devices[SERVICE_MAX_DEVICES];
 	uint32_t n_devices;
 	struct policy policy;
@@ -73,6 +100,8 @@ struct options {
 	const char *pin_writable[MAIN_MAX_MODELS];
 	uint32_t n_pin_writable;
 	bool use_pread;
+	uint64_t scrub_ns;
+	uint64_t scrub_percent;
 	enum log_level log_level;
 	uint32_t n_models;
 	struct server_model models[MAIN_MAX_MODELS];
@@ -81,6 +110,7 @@ struct options {
 /* What getopt_long returns for options that have no letter. */
 enum option_id {
 	OPTION_SOCKET = 256,
+	OPTION_LISTEN,
 	OPTION_MODEL,
 	OPTION_DEVICE,
 	OPTION_PLACE,
@@ -93,6 +123,8 @@ enum option_id {
 	OPTION_ALLOC_BYTES,
 	OPTION_WINDOW,
 	OPTION_NO_URING,
+	OPTION_SCRUB,
+	OPTION_SCRUB_BUDGET,
 	OPTION_LOG_LEVEL,
 	OPTION_HELP,
 	OPTION_VERSION,
@@ -122,6 +154,31 @@ static int add_text(const char *option, const char *text, const char **list, uin
 		return err_set(ret_err, EINVAL, "%s: expected at most %u", option, max);
 	list[(*n)++] = text;
 	return 0;
+}
+
+static int parse_whole(const char *option, const char *text, uint64_t min, uint64_t max,
+	struct err *ret_err, uint64_t *ret)
+{
+	char *end;
+
+	errno = 0;
+	unsigned long long n = strtoull(text, &end, 10);
+	if (errno || *text < '0' || *text > '9' || *end || n < min || n > max)
+		return err_set(ret_err, EINVAL,
+			"%s: expected a whole number from %llu to %llu, found \"%s\"", option,
+			(unsigned long long)min, (unsigned long long)max, text);
+	*ret = n;
+	return 0;
+}
+
+static int parse_scrub(struct options *o, const char *value, struct err *ret_err)
+{
+	uint64_t seconds;
+	int rc = parse_whole("--scrub", value, 0, MAIN_MAX_SCRUB_SECONDS, ret_err, &seconds);
+
+	if (rc == 0)
+		o->scrub_ns = seconds * 1000000000;
+	return rc;
 }
 
 /* Options whose values are judged by the policy. */
@@ -155,6 +212,11 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 				sizeof(o->socket) - 1);
 		strcpy(o->socket, value);
 		return 0;
+	case OPTION_LISTEN:
+		if (o->n_listens == SERVER_MAX_LISTENS)
+			return err_set(ret_err, EINVAL, "--listen: expected at most %d",
+				SERVER_MAX_LISTENS);
+		return access_parse(value, ret_err, &o->listens[o->n_listens++]);
 	case OPTION_MODEL: return parse_model(o, value, ret_err);
 	case OPTION_DEVICE:
 		return add_text(
@@ -163,6 +225,10 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 		return add_text("--pin-writable", value, o->pin_writable, MAIN_MAX_MODELS, ret_err,
 			&o->n_pin_writable);
 	case OPTION_NO_URING: o->use_pread = true; return 0;
+	case OPTION_SCRUB: return parse_scrub(o, value, ret_err);
+	case OPTION_SCRUB_BUDGET:
+		return parse_whole(
+			"--scrub-budget", value, 1, SCRUB_MAX_PERCENT, ret_err, &o->scrub_percent);
 	case OPTION_LOG_LEVEL:
 		if (log_parse_level(value, &o->log_level) < 0)
 			return err_set(ret_err, EINVAL,
@@ -178,6 +244,7 @@ static int parse_options(int argc, char **argv, struct options *o)
 {
 	static const struct option table[] = {
 		{"socket", required_argument, NULL, OPTION_SOCKET},
+		{"listen", required_argument, NULL, OPTION_LISTEN},
 		{"model", required_argument, NULL, OPTION_MODEL},
 		{"device", required_argument, NULL, OPTION_DEVICE},
 		{"place", required_argument, NULL, OPTION_PLACE},
@@ -189,6 +256,8 @@ static int parse_options(int argc, char **argv, struct options *o)
 		{"pin-writable", required_argument, NULL, OPTION_PIN_WRITABLE},
 		{"alloc-bytes", required_argument, NULL, OPTION_ALLOC_BYTES},
 		{"window", required_argument, NULL, OPTION_WINDOW},
+		{"scrub", required_argument, NULL, OPTION_SCRUB},
+		{"scrub-budget", required_argument, NULL, OPTION_SCRUB_BUDGET},
 		{"no-uring", no_argument, NULL, OPTION_NO_URING},
 		{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
 		{"help", no_argument, NULL, OPTION_HELP},
@@ -268,7 +337,8 @@ static int open_models(struct options *o, struct err *ret_err)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.log_level = LOG_INFO};
+	struct options o = {
+		.log_level = LOG_INFO, .scrub_ns = CHECKER_DEFAULT_NS, .scrub_percent = 1};
 	struct err err = ERR_NULL;
 
 	if (argc > 1 && !strcmp(argv[1], "--probe"))
@@ -287,6 +357,8 @@ int main(int argc, char **argv)
 		rc = open_models(&o, &err);
 	if (rc == 0) {
 		const struct server_params params = {.socket = o.socket,
+			.listens = o.listens,
+			.n_listens = o.n_listens,
 			.devices = o.devices,
 			.n_devices = o.n_devices,
 			.policy = &o.policy,
@@ -295,6 +367,8 @@ int main(int argc, char **argv)
 			.pin_writable = o.pin_writable,
 			.n_pin_writable = o.n_pin_writable,
 			.use_pread = o.use_pread,
+			.scrub_ns = o.scrub_ns,
+			.scrub_percent = (uint32_t)o.scrub_percent,
 			.n_models = o.n_models,
 			.models = o.models};
 		rc = server_run(&params, &err);

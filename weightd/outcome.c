@@ -13,6 +13,7 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
 static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
@@ -220,11 +221,47 @@ static struct loader_result outcome_give_up(const struct loader_result *r)
 	return given_up;
 }
 
+/* Windows of the file were copied for who does not take them from there; it takes memory. */
+static void outcome_on_copied(struct service *s, const struct registry_generation *g, uint32_t slot,
+	const struct loader_result *r)
+{
+	struct service_residency *residency =
+		&((struct service_generation *)g->data)->residencies[slot];
+	char model[REGISTRY_NAME_MAX + 1];
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	residency->is_copying = false;
+	if (r->code == 0) {
+		residency->export->copied_from = residency->copy_from;
+		log_info("model %s: generation %llu: %llu bytes of pinned weights were copied to "
+			 "host memory for a worker that does not import the file's pages, %.3f s",
+			model, (unsigned long long)g->id, (unsigned long long)r->loaded_bytes,
+			(double)r->load_ns / 1e9);
+	} else {
+		residency->has_no_copy = true;
+		log_warn("model %s: generation %llu: a worker does not import the file's pages and "
+			 "will copy them itself: %s",
+			model, (unsigned long long)g->id, r->err.text);
+	}
+	acquire_wake(s, model, 0, NULL);
+}
+
 static void outcome_take(struct service *s, uint32_t i, const struct loader_result *r)
 {
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (r->kind == LOADER_COPIED) {
+		if (g && ((struct service_generation *)g->data)->residencies[slot].export)
+			outcome_on_copied(s, g, slot, r);
+		return;
+	}
+	if (r->kind == LOADER_CHECKED) {
+		verify_take(s, slot, r);
+		if (r->is_device_lost)
+			outcome_lose_device(s, i);
+		return;
+	}
 	if (r->kind == LOADER_SHORT) {
 		admission_on_short(s, r->generation, slot, r->room_bytes + r->short_bytes);
 		return;
@@ -250,6 +287,8 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	case LOADER_SHORT: break; /* above */
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_COPIED: break; /* not of what is being filled */
+	case LOADER_CHECKED: break;
 	}
 }
 

@@ -18,6 +18,7 @@
 #include "proto/fdlist.h"
 #include "proto/util/log.h"
 #include "proto/wire.h"
+#include "weightd/leftover.h"
 
 /* Linux 6.5; the C library's headers are older. */
 #ifndef SO_PEERPIDFD
@@ -135,6 +136,20 @@ void peer_finish(struct peer *p)
 	peer_drop_queue(p);
 }
 
+bool peer_has_unread(int fd)
+{
+	int n_bytes;
+
+	return ioctl(fd, TIOCOUTQ, &n_bytes) < 0 || n_bytes > 0;
+}
+
+static uint32_t peer_count_unread(struct peer *p)
+{
+	if (p->n_unread_fds && !peer_has_unread(p->fd))
+		p->n_unread_fds = 0;
+	return p->n_unread_fds;
+}
+
 struct peer *peer_free(struct peer *p)
 {
 	if (!p)
@@ -147,6 +162,10 @@ struct peer *peer_free(struct peer *p)
 		event_free(p->write_event);
 	if (p->retry_event)
 		event_free(p->retry_event);
+	if (p->closed_event)
+		event_free(p->closed_event);
+	if (p->leftover && peer_count_unread(p))
+		leftover_take(p->leftover, p, p->n_unread_fds);
 	cleanup_close(&p->fd);
 	cleanup_close(&p->pidfd);
 	free(p);
@@ -177,16 +196,6 @@ void peer_break(struct peer *p, const char *format, ...)
 		event_active(p->read_event, EV_READ, 0);
 }
 
-/* A packet that the other end has not received counts as output until it has, or has closed. */
-static uint32_t peer_count_unread(struct peer *p)
-{
-	int n_bytes;
-
-	if (p->n_unread_fds && ioctl(p->fd, TIOCOUTQ, &n_bytes) == 0 && n_bytes == 0)
-		p->n_unread_fds = 0;
-	return p->n_unread_fds;
-}
-
 /* May so many descriptors go to the peer's process beside those that it has not read? */
 static bool peer_may_send_fds(struct peer *p, uint32_t n_fds)
 {
@@ -199,7 +208,7 @@ static bool peer_may_send_fds(struct peer *p, uint32_t n_fds)
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
 		limit.rlim_cur / PEER_UNREAD_FDS_DIVISOR < n_max)
 		n_max = limit.rlim_cur / PEER_UNREAD_FDS_DIVISOR;
-	n_unread = peer_count_unread(p);
+	n_unread = peer_count_unread(p) + (p->leftover ? leftover_count(p->leftover, p) : 0);
 	for (other = p->peers ? TAILQ_FIRST(p->peers) : NULL; other;
 		other = TAILQ_NEXT(other, entry))
 		if (other != p && other->n_unread_fds && peer_is_same_process(p, other))

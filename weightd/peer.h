@@ -13,11 +13,18 @@
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 
+struct access;
 struct event;
 struct event_base;
+struct leftover;
+struct pace;
 
 enum {
 	PEER_MAX = 1024, /* connections at a time */
+	/* Of them, those of all --listen sockets together: the owner can always get in. */
+	PEER_MAX_LISTENED = PEER_MAX / 8 * 7,
+	PEER_MAX_OWN_UID = PEER_MAX / 2, /* of one uid on --socket */
+	PEER_SOCKET_SHIFT = 56,          /* in an id, of the listening socket's number */
 	PEER_MAX_QUEUE_BYTES = 4 << 20,
 	PEER_MAX_QUEUE_PACKETS = 4096,
 	PEER_MAX_PENDING = 64, /* requests whose answer waits for a load */
@@ -42,7 +49,7 @@ struct peer_packet;
 TAILQ_HEAD(peer_queue, peer_packet);
 
 struct peer {
-	uint64_t id;      /* from 1, never used again */
+	uint64_t id;      /* never used again; see peer_make_id */
 	int fd;           /* owned */
 	int pidfd;        /* owned; -1: the process cannot be watched */
 	uint64_t process; /* the pidfd's inode, one a process from Linux 6.9 on; 0: unknown */
@@ -57,11 +64,18 @@ struct peer {
 	uint32_t n_pending;
 	bool has_report;
 	struct peer_report report;
+	const struct access *access; /* what its listening socket allows; NULL: everything */
+	struct pace *pace;           /* of that socket; NULL: none */
+	bool is_parked;              /* waits for its turn there */
+	struct event *closed_event;  /* while it does */
+	TAILQ_ENTRY(peer) pace_entry;
+	uint64_t reserved_bytes;  /* granted to it, see Reserve in weightd.proto */
 	void *userdata;           /* the server's */
 	struct event *read_event; /* made by the server */
 	struct event *write_event;
 	struct event *retry_event;     /* a timer that flushes */
 	const struct peer_list *peers; /* all there are, set by the server; NULL: itself */
+	struct leftover *leftover;     /* of those that were dropped, set by the server; or NULL */
 	int retry_us;                  /* the last wait */
 	uint32_t n_unread_fds;         /* sent, perhaps not read */
 	uint32_t n_queue_owned;
@@ -72,6 +86,20 @@ struct peer {
 };
 
 TAILQ_HEAD(peer_list, peer);
+
+/*
+ * An id says by which listening socket the peer came, 0 being --socket: what is left of a
+ * connection after its end (a hold in the registry) is then still that socket's.
+ */
+static inline uint64_t peer_make_id(uint32_t socket, uint64_t number)
+{
+	return (uint64_t)socket << PEER_SOCKET_SHIFT | number;
+}
+
+static inline uint32_t peer_get_socket(uint64_t id)
+{
+	return (uint32_t)(id >> PEER_SOCKET_SHIFT);
+}
 
 /* A peer of an accepted socket, which it owns on success: credentials and pidfd are taken. */
 int must_check peer_new(int fd, uint64_t id, struct peer **ret_peer);
@@ -85,7 +113,10 @@ void peer_finish(struct peer *p);
 /* Do both belong to one process? True for itself; false where nobody can tell. */
 bool peer_is_same_process(const struct peer *a, const struct peer *b);
 
-/* Closes the connection; what waits is dropped. Accepts NULL; returns NULL. */
+/* Is anything on the way that the other end of the socket has not received, and not closed on? */
+bool peer_has_unread(int fd);
+
+/* Ends the connection; what waits is dropped. Accepts NULL; returns NULL. */
 struct peer *peer_free(struct peer *p);
 
 struct peer *peer_find(const struct peer_list *peers, uint64_t id);

@@ -7,29 +7,12 @@
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
+#include "proto/util/size.h"
 
 int policy_parse_bytes(
 	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes)
 {
-	static const char suffixes[] = "KMGT";
-	char *end;
-	unsigned shift = 0;
-
-	errno = 0;
-	unsigned long long n = strtoull(text, &end, 10);
-	bool is_number = errno == 0 && end != text && *text >= '0' && *text <= '9' && n > 0;
-	const char *suffix = *end ? strchr(suffixes, *end) : NULL;
-	if (suffix && !end[1]) {
-		shift = 10 * (unsigned)(suffix - suffixes + 1);
-		end++;
-	}
-	if (!is_number || *end || n > UINT64_MAX >> shift)
-		return err_set(ret_err, EINVAL,
-			"%s: expected a number of bytes above 0, as 4096, 512M or 8G, found "
-			"\"%s\"",
-			option, text);
-	*ret_bytes = (uint64_t)n << shift;
-	return 0;
+	return size_parse(option, text, ret_err, ret_bytes);
 }
 
 int policy_parse_experts(const char *text, struct err *ret_err, enum policy_experts *ret_experts)

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 TAILQ_HEAD(pread_pool_reads, pread_pool_read);
@@ -25,6 +26,10 @@ static int pread_pool_read(const struct pread_pool_read *r)
 {
 	uint64_t at = 0;
 
+	/* One that cannot be made is heard of as EFAULT by the read. */
+	if (r->pages)
+		madvise(r->pages, r->n_pages_bytes, MADV_POPULATE_WRITE);
+
 	while (at < r->n_bytes) {
 		ssize_t n = pread(r->fd, r->data + at, r->n_bytes - at, (off_t)(r->offset + at));
 		if (n == 0)
@@ -33,6 +38,8 @@ static int pread_pool_read(const struct pread_pool_read *r)
 			return -errno;
 		at += n > 0 ? (uint64_t)n : 0;
 	}
+	if (r->pages)
+		madvise(r->pages, r->n_pages_bytes, MADV_DONTNEED);
 	return 0;
 }
 
@@ -110,14 +117,15 @@ void pread_pool_start(struct pread_pool *p, struct pread_pool_read *read)
 	pthread_mutex_unlock(&p->mutex);
 }
 
-struct pread_pool_read *pread_pool_wait(struct pread_pool *p)
+struct pread_pool_read *pread_pool_take(struct pread_pool *p, bool may_wait)
 {
 	struct pread_pool_read *r;
 
 	pthread_mutex_lock(&p->mutex);
-	while (!(r = TAILQ_FIRST(&p->done)))
+	while (!(r = TAILQ_FIRST(&p->done)) && may_wait)
 		pthread_cond_wait(&p->has_result, &p->mutex);
-	TAILQ_REMOVE(&p->done, r, entry);
+	if (r)
+		TAILQ_REMOVE(&p->done, r, entry);
 	pthread_mutex_unlock(&p->mutex);
 	return r;
 }

@@ -13,13 +13,18 @@
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/access.h"
 #include "weightd/account.h"
 #include "weightd/admission.h"
+#include "weightd/check.h"
 #include "weightd/export.h"
+#include "weightd/lease-index.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/reply-arena.h"
 #include "weightd/service.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 /* What a packet's own fields need beside the rows: id, n_fds, lengths. */
@@ -55,45 +60,6 @@ static void reply_send(
 
 	if (data)
 		peer_send(p, data, n_bytes, fds, n_fds);
-}
-
-/* ---- memory of one reply: everything it is made of goes at once ---- */
-
-struct reply_block {
-	struct reply_block *next;
-	uint64_t data[]; /* aligned for every message */
-};
-
-struct reply_arena {
-	struct reply_block *blocks;
-	bool is_failed;
-};
-
-static void reply_arena_fini(struct reply_arena *a)
-{
-	while (a->blocks) {
-		struct reply_block *next = a->blocks->next;
-		free(a->blocks);
-		a->blocks = next;
-	}
-}
-
-/* Zeroed; NULL (and is_failed) without memory. n == 0 gives a pointer too. */
-static void *reply_alloc(struct reply_arena *a, size_t n, size_t n_item_bytes)
-{
-	size_t n_bytes;
-	struct reply_block *b = NULL;
-
-	if (!__builtin_mul_overflow(n, n_item_bytes, &n_bytes) &&
-		!__builtin_add_overflow(n_bytes, sizeof(*b) + 1, &n_bytes))
-		b = calloc(1, n_bytes);
-	if (!b) {
-		a->is_failed = true;
-		return NULL;
-	}
-	b->next = a->blocks;
-	a->blocks = b;
-	return b->data;
 }
 
 /* ---- small ones ---- */
@@ -144,18 +110,48 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 	e.total_bytes = event->total_bytes;
 	e.text = (char *)(event->text ? event->text : "");
 	e.pid = event->pid;
+	e.since_ns = event->since_ns;
 	reply.body_case = WD__REPLY__BODY_EVENT;
 	reply.event = &e;
 	reply_send(p, 0, &reply, NULL, 0);
+}
+
+/* One packet: CHECK_MAX_DIFFERENCES rows of at most some 100 bytes. */
+void rpc_reply_verified(
+	struct peer *p, uint64_t request, uint64_t generation, const struct check_report *report)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Verified verified = WD__VERIFIED__INIT;
+	Wd__Difference rows[CHECK_MAX_DIFFERENCES];
+	Wd__Difference *at[CHECK_MAX_DIFFERENCES];
+
+	for (uint32_t i = 0; i < report->n_differences; i++) {
+		const struct check_difference *d = &report->differences[i];
+		at[i] = &rows[i];
+		wd__difference__init(&rows[i]);
+		rows[i].tensor = (char *)d->tensor;
+		rows[i].allocation = d->alloc;
+		rows[i].offset = d->offset;
+		rows[i].n_bytes = d->n_bytes;
+	}
+	verified.generation = generation;
+	verified.n_bytes = report->n_bytes;
+	verified.elapsed_ns = report->elapsed_ns;
+	verified.n_tensors = report->n_tensors;
+	verified.n_differences = report->n_differences;
+	verified.differences = at;
+	reply.body_case = WD__REPLY__BODY_VERIFIED;
+	reply.verified = &verified;
+	reply_send(p, request, &reply, NULL, 0);
 }
 
 /* ---- Welcome ---- */
 
 static void reply_add_abilities(struct reply_arena *a, const struct vk_probe *probe, Wd__Device *d)
 {
-	Wd__Ability *rows = reply_alloc(a, VK_PROBE_N, sizeof(*rows));
+	Wd__Ability *rows = reply_arena_alloc(a, VK_PROBE_N, sizeof(*rows));
 
-	d->abilities = reply_alloc(a, VK_PROBE_N, sizeof(*d->abilities));
+	d->abilities = reply_arena_alloc(a, VK_PROBE_N, sizeof(*d->abilities));
 	if (a->is_failed)
 		return;
 	for (uint32_t i = 0; i < VK_PROBE_N; i++) {
@@ -172,9 +168,9 @@ static Wd__Device *reply_make_device(struct reply_arena *a, struct loader *loade
 	const struct vk_device_info *info = loader_get_info(loader);
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
 	uint64_t weights_bytes[VK_DEVICE_MAX_HEAPS];
-	Wd__Device *d = reply_alloc(a, 1, sizeof(*d));
-	Wd__Heap *rows = reply_alloc(a, info->n_heaps, sizeof(*rows));
-	Wd__Heap **at = reply_alloc(a, info->n_heaps, sizeof(*at));
+	Wd__Device *d = reply_arena_alloc(a, 1, sizeof(*d));
+	Wd__Heap *rows = reply_arena_alloc(a, info->n_heaps, sizeof(*rows));
+	Wd__Heap **at = reply_arena_alloc(a, info->n_heaps, sizeof(*at));
 
 	if (a->is_failed)
 		return NULL;
@@ -221,35 +217,43 @@ void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s)
 
 /* ---- Acquired ---- */
 
-/* handle_types: Acquire's; every bit set for what the allocations are. */
-static Wd__Allocation **reply_make_allocations(
-	struct reply_arena *a, const struct export *e, uint32_t handle_types, uint32_t device)
+/*
+ * importer: Acquire's; NULL for what the allocations are. ret_fds: the descriptor of each row,
+ * lent; may be NULL.
+ */
+static Wd__Allocation **reply_make_allocations(struct reply_arena *a, const struct export *e,
+	const struct export_importer *importer, uint32_t device, int *ret_fds)
 {
-	Wd__Allocation *rows = reply_alloc(a, e->n_allocs, sizeof(*rows));
-	Wd__Allocation **at = reply_alloc(a, e->n_allocs, sizeof(*at));
+	Wd__Allocation *rows = reply_arena_alloc(a, e->n_allocs, sizeof(*rows));
+	Wd__Allocation **at = reply_arena_alloc(a, e->n_allocs, sizeof(*at));
+	struct export_importer any;
 
 	if (a->is_failed)
 		return NULL;
+	export_init_importer(&any, UINT32_MAX);
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		const struct export_alloc *alloc = &e->allocs[i];
-		struct export_offer offer = {
-			.handle = alloc->handle, .placement = alloc->placement};
+		struct export_offer offer = {.fd = alloc->main,
+			.placement = alloc->placement,
+			.is_writable = alloc->is_writable};
 		Wd__Allocation *m = at[i] = &rows[i];
-		if (export_get_offer(alloc, handle_types, &offer) < 0)
+		if (importer && export_get_offer(e, i, importer, &offer) < 0)
 			a->is_failed = true;
 		wd__allocation__init(m);
 		m->index = i;
 		m->n_bytes = alloc->n_bytes;
-		m->handle_type = (Wd__HandleType)offer.handle;
+		m->handle_type = (Wd__HandleType)offer.fd.handle;
 		m->memory_type_index = alloc->memory_type_index;
 		m->dedicated = alloc->is_dedicated;
 		m->placement = (Wd__Placement)offer.placement;
 		m->buffer_bytes = alloc->buffer_bytes;
-		m->inode = alloc->inode;
-		m->dev = alloc->dev;
+		m->inode = offer.fd.inode;
+		m->dev = offer.fd.dev;
 		m->file_offset = alloc->file_offset;
 		m->writable = offer.is_writable;
 		m->device = device;
+		if (ret_fds)
+			ret_fds[i] = offer.fd.fd;
 	}
 	return a->is_failed ? NULL : at;
 }
@@ -257,11 +261,12 @@ static Wd__Allocation **reply_make_allocations(
 /* FDLIST_MAX rows of at most some 100 bytes: the descriptors fill a packet long before the bytes.
  */
 void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
-	const struct export *e, uint32_t handle_types)
+	const struct export *e, const struct export_importer *importer)
 {
 	_cleanup_(reply_arena_fini)
 	struct reply_arena arena = {0};
-	Wd__Allocation **rows = reply_make_allocations(&arena, e, handle_types, 0);
+	int *lent = reply_arena_alloc(&arena, e->n_allocs, sizeof(*lent));
+	Wd__Allocation **rows = reply_make_allocations(&arena, e, importer, 0, lent);
 	uint32_t at = 0;
 
 	if (!rows) {
@@ -278,7 +283,7 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 		if (is_first)
 			fds[n_fds++] = e->manifest_fd;
 		while (at < e->n_allocs && n_fds < FDLIST_MAX)
-			fds[n_fds++] = e->allocs[at++].fd;
+			fds[n_fds++] = lent[at++];
 		acquired.generation = generation;
 		acquired.has_manifest = is_first;
 		acquired.n_allocations = at - begin;
@@ -306,7 +311,7 @@ void rpc_reply_described(
 	acquired.generation = generation;
 	acquired.has_manifest = true;
 	acquired.n_allocations = e->n_allocs;
-	acquired.allocations = reply_make_allocations(&arena, e, UINT32_MAX, 0);
+	acquired.allocations = reply_make_allocations(&arena, e, NULL, 0, NULL);
 	reply.body_case = WD__REPLY__BODY_ACQUIRED;
 	reply.acquired = &acquired;
 	if (acquired.allocations && fd >= 0)
@@ -354,11 +359,22 @@ static uint64_t reply_count_weights(const struct service_generation *data, uint3
 	return n_bytes + n_file;
 }
 
+/* Bit 1 + index of a device, bit 0 for those that are not weightd's: the last slot. */
+static uint32_t reply_get_residency(const struct service_generation *data, uint32_t n_slots)
+{
+	uint32_t bits = 0;
+
+	for (uint32_t i = 0; i < n_slots; i++)
+		if (data->residencies[i].export)
+			bits |= 1u << (i + 1 < n_slots ? i + 1 : 0);
+	return bits;
+}
+
 /* Those of the first device, and of others as far as a packet holds them. */
 static void reply_add_allocations(struct reply_arena *a, const struct service_generation *data,
 	uint32_t n_slots, Wd__Generation *m)
 {
-	Wd__Allocation **rows = reply_alloc(a, PLACEMENT_MAX_ALLOCS, sizeof(*rows));
+	Wd__Allocation **rows = reply_arena_alloc(a, PLACEMENT_MAX_ALLOCS, sizeof(*rows));
 
 	m->allocations = rows;
 	for (uint32_t i = 0; i < n_slots && rows; i++) {
@@ -366,10 +382,21 @@ static void reply_add_allocations(struct reply_arena *a, const struct service_ge
 		if (!e || e->n_allocs > PLACEMENT_MAX_ALLOCS - m->n_allocations)
 			continue;
 		Wd__Allocation **more =
-			reply_make_allocations(a, e, UINT32_MAX, i + 1 < n_slots ? i + 1 : 0);
+			reply_make_allocations(a, e, NULL, i + 1 < n_slots ? i + 1 : 0, NULL);
 		for (uint32_t k = 0; k < e->n_allocs && more; k++)
 			rows[m->n_allocations++] = more[k];
 	}
+}
+
+static void reply_add_identity(struct reply_arena *a, const struct check *check, Wd__Generation *m)
+{
+	uint8_t *identity = reply_arena_alloc(a, 1, IDENTITY_BYTES);
+	uint64_t clean_ns = check_get_clean_ns(check);
+
+	if (identity && check_get_identity(check, identity))
+		m->identity = (ProtobufCBinaryData){.len = IDENTITY_BYTES, .data = identity};
+	/* 0 would say never. */
+	m->verified_ns = clean_ns ? service_now_ns() - clean_ns + 1 : 0;
 }
 
 static void reply_make_generation(struct reply_arena *a, const struct registry_generation *g,
@@ -396,31 +423,36 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	m->manifest_bytes = e->manifest_bytes;
 	m->n_tensors = e->n_tensors;
 	m->unmet_bytes = e->n_unmet_bytes;
+	m->residency = reply_get_residency(data, n_slots);
+	if (e->check)
+		reply_add_identity(a, e->check, m);
 	if (with_allocations)
 		reply_add_allocations(a, data, n_slots, m);
 }
 
 /* One Model a name, in order of its first generation; generations newest last. */
-static Wd__Model **reply_make_models(
-	struct reply_arena *a, const struct service *s, bool with_allocations, size_t *ret_n)
+static Wd__Model **reply_make_models(struct reply_arena *a, const struct service *s,
+	const struct peer *p, bool with_allocations, size_t *ret_n)
 {
 	struct registry *r = service_get_registry(s);
 	uint32_t n_slots = service_get_foreign_slot(s) + 1;
 	uint32_t n = registry_count(r);
-	Wd__Model *models = reply_alloc(a, n, sizeof(*models));
-	Wd__Model **at = reply_alloc(a, n, sizeof(*at));
-	Wd__Generation *generations = reply_alloc(a, n, sizeof(*generations));
+	Wd__Model *models = reply_arena_alloc(a, n, sizeof(*models));
+	Wd__Model **at = reply_arena_alloc(a, n, sizeof(*at));
+	Wd__Generation *generations = reply_arena_alloc(a, n, sizeof(*generations));
 	size_t n_models = 0;
 
 	for (uint32_t i = 0; i < n && !a->is_failed; i++) {
 		const struct registry_generation *g = registry_at(r, i);
 		size_t k = 0;
+		if (!access_shows(p->access, g->model))
+			continue;
 		while (k < n_models && strcmp(models[k].name, g->model))
 			k++;
 		if (k == n_models) {
 			wd__model__init(&models[k]);
 			models[k].name = (char *)g->model;
-			models[k].generations = reply_alloc(a, n, sizeof(Wd__Generation *));
+			models[k].generations = reply_arena_alloc(a, n, sizeof(Wd__Generation *));
 			if (a->is_failed)
 				return NULL;
 			at[n_models++] = &models[k];
@@ -439,7 +471,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Models models = WD__MODELS__INIT;
 
-	models.models = reply_make_models(&arena, s, false, &models.n_models);
+	models.models = reply_make_models(&arena, s, p, false, &models.n_models);
 	if (!models.models) {
 		peer_break(p, "%s", "out of memory");
 		return;
@@ -456,7 +488,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 
 static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct peer *p)
 {
-	Wd__WorkerReport *m = reply_alloc(a, 1, sizeof(*m));
+	Wd__WorkerReport *m = reply_arena_alloc(a, 1, sizeof(*m));
 
 	if (!m)
 		return NULL;
@@ -470,14 +502,15 @@ static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct p
 	return m;
 }
 
-static Wd__Peer *reply_make_peer(
-	struct reply_arena *a, const struct service *s, const struct peer *p, uint64_t now_ns)
+static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
+	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
 {
 	struct registry *r = service_get_registry(s);
-	uint32_t n = registry_count_peer(r, p->id);
-	Wd__Peer *m = reply_alloc(a, 1, sizeof(*m));
-	Wd__Lease *rows = reply_alloc(a, n, sizeof(*rows));
-	Wd__Lease **at = reply_alloc(a, n, sizeof(*at));
+	const struct registry_lease *const *leases;
+	uint32_t n = lease_index_find(index, p->id, &leases);
+	Wd__Peer *m = reply_arena_alloc(a, 1, sizeof(*m));
+	Wd__Lease *rows = reply_arena_alloc(a, n, sizeof(*rows));
+	Wd__Lease **at = reply_arena_alloc(a, n, sizeof(*at));
 
 	if (a->is_failed)
 		return NULL;
@@ -488,10 +521,8 @@ static Wd__Peer *reply_make_peer(
 	m->role = (Wd__Role)p->role;
 	m->reserved_bytes = admission_count_grants(s, p);
 	m->leases = at;
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
-		const struct registry_lease *l = registry_lease_at(r, i);
-		if (l->is_hold || l->peer != p->id)
-			continue;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct registry_lease *l = leases[i];
 		Wd__Lease *lease = at[m->n_leases] = &rows[m->n_leases];
 		m->n_leases++;
 		wd__lease__init(lease);
@@ -550,7 +581,7 @@ static void reply_status_add_model(
 		size_t n_bytes = wd__generation__get_packed_size(model->generations[i]);
 		reply_status_reserve(r, n_bytes + strlen(model->name) + 8);
 		if (!row || r->status->n_models != n_before) {
-			row = reply_alloc(a, 1, sizeof(*row));
+			row = reply_arena_alloc(a, 1, sizeof(*row));
 			if (!row)
 				return;
 			wd__model__init(row);
@@ -566,7 +597,7 @@ static void reply_add_account(struct reply_arena *a, const struct account *accou
 {
 	struct account_figures f;
 
-	d->account = reply_alloc(a, 1, sizeof(*d->account));
+	d->account = reply_arena_alloc(a, 1, sizeof(*d->account));
 	if (!d->account)
 		return;
 	account_get_figures(account, &f);
@@ -581,7 +612,7 @@ static void reply_add_devices(struct reply_arena *a, const struct service *s, Wd
 {
 	const struct service_params *params = service_get_params(s);
 
-	status->devices = reply_alloc(a, params->n_loaders, sizeof(Wd__Device *));
+	status->devices = reply_arena_alloc(a, params->n_loaders, sizeof(Wd__Device *));
 	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++) {
 		Wd__Device *d = reply_make_device(a, params->loaders[i]);
 		if (d)
@@ -600,22 +631,28 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	struct reply_status r = {.peer = p, .request = request, .status = &status};
 	uint64_t now_ns = service_now_ns();
 	size_t n_models = 0;
-	Wd__Model **models = reply_make_models(&arena, s, true, &n_models);
+	Wd__Model **models = reply_make_models(&arena, s, p, true, &n_models);
 	const struct peer *other;
+	_cleanup_(lease_index_fini)
+	struct lease_index index = {0};
 
+	arena.is_failed |= lease_index_init(registry, &index) < 0;
 	status.pid = getpid();
 	status.build = (char *)WEIGHTD_VERSION;
 	status.uptime_ns = service_get_uptime_ns(s);
 	status.device = reply_make_device(&arena, service_get_params(s)->loaders[0]);
 	reply_add_devices(&arena, s, &status);
-	status.models = reply_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
-	status.peers = reply_alloc(&arena, PEER_MAX, sizeof(Wd__Peer *));
+	status.models = reply_arena_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
+	status.peers = reply_arena_alloc(&arena, PEER_MAX, sizeof(Wd__Peer *));
 	r.n_bytes = wd__status__get_packed_size(&status) + REPLY_ENVELOPE_BYTES;
 	for (size_t i = 0; i < n_models && !arena.is_failed; i++)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
 	{
-		Wd__Peer *row = arena.is_failed ? NULL : reply_make_peer(&arena, s, other, now_ns);
+		if (!shown_peer(p, other))
+			continue;
+		Wd__Peer *row =
+			arena.is_failed ? NULL : reply_make_peer(&arena, s, &index, other, now_ns);
 		if (!row)
 			break;
 		reply_status_reserve(&r, wd__peer__get_packed_size(row));

@@ -8,8 +8,10 @@
  */
 #include <stdint.h>
 
+struct check_report;
 struct err;
 struct export;
+struct export_importer;
 struct peer;
 struct service;
 
@@ -19,11 +21,11 @@ void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
 
 /*
- * The peer has a lease on the generation: its descriptors are lent to the queue. handle_types:
- * Acquire's, for which every allocation has an offer.
+ * The peer has a lease on the generation: its descriptors are lent to the queue. importer: the
+ * peer's, for which every allocation has an offer.
  */
 void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
-	const struct export *e, uint32_t handle_types);
+	const struct export *e, const struct export_importer *importer);
 
 /* The manifest and what the allocations are. */
 void rpc_reply_described(
@@ -31,6 +33,8 @@ void rpc_reply_described(
 
 /* n_bytes: that the peer has of the device from here on. */
 void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes);
+void rpc_reply_verified(
+	struct peer *p, uint64_t request, uint64_t generation, const struct check_report *report);
 
 void rpc_reply_models(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s);
@@ -45,6 +49,7 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_LOST,
 	RPC_REPLY_PRESSURE,
 	RPC_REPLY_REPLACED,
+	RPC_REPLY_CORRUPT,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */
@@ -56,6 +61,7 @@ struct rpc_reply_event {
 	uint64_t total_bytes;
 	const char *text;
 	int32_t pid;
+	uint64_t since_ns;
 };
 
 void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event);

@@ -10,12 +10,16 @@
 #include "proto/util/log.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
+#include "weightd/access.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
+#include "weightd/rpc-scan.h"
 #include "weightd/service.h"
+#include "weightd/shown.h"
+#include "weightd/verify.h"
 
 enum { RPC_UUID_BYTES = 16, RPC_MAX_BUILD_BYTES = 128 };
 
@@ -25,6 +29,16 @@ struct rpc_call {
 	const Wd__Request *request;
 	struct fdlist *fds;
 };
+
+/* A model that is there, for all that the peer's socket shows. */
+static int rpc_check_model(const struct rpc_call *call, const char *model, struct err *ret_err)
+{
+	int rc = registry_check_name(model, ret_err);
+
+	if (rc < 0)
+		return rc;
+	return shown_check(service_get_registry(call->service), call->peer, model, ret_err);
+}
 
 /* Answers, or leaves the answer to the service, and returns 0; or -errno with the refusal. */
 typedef int (*rpc_fn)(const struct rpc_call *call, struct err *ret_err);
@@ -51,10 +65,33 @@ static int rpc_hello(const struct rpc_call *call, struct err *ret_err)
 	return 0;
 }
 
+/* Each type once at most, so that there are never more than types. */
+static int rpc_read_importer(
+	const Wd__Acquire *m, struct err *ret_err, struct export_importer *ret_importer)
+{
+	struct export_importer importer;
+
+	export_init_importer(&importer, m->handle_types);
+	for (size_t i = 0; i < m->n_refusals; i++) {
+		uint32_t type = (uint32_t)m->refusals[i]->handle_type;
+
+		if (type == 0 || type >= EXPORT_N_HANDLES ||
+			importer.refused_from[type] != UINT32_MAX ||
+			m->refusals[i]->index == UINT32_MAX)
+			return err_set(ret_err, EINVAL,
+				"Acquire: refusals: expected each of the handle types 1 to %d at "
+				"most once, with an index, found type %u, index %u",
+				EXPORT_N_HANDLES - 1, type, m->refusals[i]->index);
+		importer.refused_from[type] = m->refusals[i]->index;
+	}
+	*ret_importer = importer;
+	return 0;
+}
+
 static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
 {
 	const Wd__Acquire *m = call->request->acquire;
-	int rc = registry_check_name(m->model, ret_err);
+	int rc = rpc_check_model(call, m->model, ret_err);
 
 	if (rc < 0)
 		return rc;
@@ -62,11 +99,15 @@ static int rpc_acquire(const struct rpc_call *call, struct err *ret_err)
 		return err_set(ret_err, EINVAL,
 			"Acquire: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
 			m->device_uuid.len, m->driver_uuid.len);
+	struct export_importer importer;
+	rc = rpc_read_importer(m, ret_err, &importer);
+	if (rc < 0)
+		return rc;
 	const struct acquire_params params = {.request = call->request->id,
 		.model = m->model,
 		.device_uuid = m->device_uuid.data,
 		.driver_uuid = m->driver_uuid.data,
-		.handle_types = m->handle_types};
+		.importer = importer};
 	return acquire_begin(call->service, call->peer, &params, ret_err);
 }
 
@@ -75,6 +116,8 @@ static int rpc_load(const struct rpc_call *call, struct err *ret_err)
 	const Wd__Load *m = call->request->load;
 	int rc = registry_check_name(m->name, ret_err);
 
+	if (rc == 0)
+		rc = access_check_name(call->peer->access, "Load", m->name, ret_err);
 	if (rc < 0)
 		return rc;
 	if (strlen(m->path) > SERVICE_MAX_PATH_BYTES)
@@ -94,15 +137,15 @@ static int rpc_load(const struct rpc_call *call, struct err *ret_err)
 
 static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 {
+	const char *name = call->request->unload->name;
 	uint64_t generation;
-	int rc = registry_check_name(call->request->unload->name, ret_err);
+	int rc = rpc_check_model(call, name, ret_err);
 
 	if (rc == 0)
-		rc = service_unload(
-			call->service, call->request->unload->name, ret_err, &generation);
+		rc = service_unload(call->service, name, ret_err, &generation);
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
-	return rc;
+	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
 }
 
 static int rpc_release(const struct rpc_call *call, struct err *ret_err)
@@ -131,14 +174,15 @@ static int rpc_reserve(const struct rpc_call *call, struct err *ret_err)
 	const struct admission_params params = {.request = call->request->id,
 		.device_uuid = m->device_uuid.data,
 		.n_bytes = m->n_bytes,
-		.n_least_bytes = m->least_bytes ? m->least_bytes : m->n_bytes};
+		.n_least_bytes = m->least_bytes ? m->least_bytes : m->n_bytes,
+		.is_modest = m->modest};
 	return admission_reserve(call->service, call->peer, &params, ret_err);
 }
 
 static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->describe->model;
-	int rc = registry_check_name(name, ret_err);
+	int rc = rpc_check_model(call, name, ret_err);
 
 	if (rc < 0)
 		return rc;
@@ -152,7 +196,17 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 			call->peer, call->request->id, g->id, data->residencies[0].export);
 		return 0;
 	}
-	return err_set(ret_err, ENOENT, "no model %.64s is loaded", name);
+	rc = err_set(ret_err, ENOENT, "no model %.64s is loaded", name);
+	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
+}
+
+static int rpc_verify(const struct rpc_call *call, struct err *ret_err)
+{
+	const char *name = call->request->verify->model;
+	int rc = registry_check_name(name, ret_err);
+
+	return rc < 0 ? rc
+		      : verify_begin(call->service, call->peer, call->request->id, name, ret_err);
 }
 
 static int rpc_list(const struct rpc_call *call, struct err *ret_err)
@@ -203,18 +257,20 @@ static const struct {
 	rpc_fn fn;
 	const char *name;
 	bool takes_fds;
+	bool needs_control;
 } rpc_table[] = {
-	[WD__REQUEST__BODY_HELLO] = {rpc_hello, "Hello", false},
-	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false},
-	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true},
-	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false},
-	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false},
-	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false},
-	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false},
-	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false},
-	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false},
-	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false},
-	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false},
+	[WD__REQUEST__BODY_HELLO] = {rpc_hello, "Hello", false, false},
+	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false, false},
+	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true, true},
+	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false, true},
+	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false, false},
+	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false, false},
+	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false, false},
+	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false, false},
+	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false, false},
+	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false, false},
+	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false, false},
+	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
 };
 
 /* What breaks the protocol, whatever the request wants. */
@@ -243,18 +299,23 @@ void rpc_handle(struct service *s, struct peer *p, const uint8_t *data, uint32_t
 	struct fdlist *fds)
 {
 	struct err err = ERR_NULL;
+	int rc = rpc_scan_request(data, n_bytes, &err);
 	/* A request has no repeated field: what comes out is a small multiple of a packet. */
-	Wd__Request *request = wd__request__unpack(NULL, n_bytes, data);
+	Wd__Request *request = rc == 0 ? wd__request__unpack(NULL, n_bytes, data) : NULL;
 
 	if (!request) {
-		int rc = err_set(&err, EBADMSG, "packet: %u bytes that are no request", n_bytes);
+		if (rc == 0)
+			rc = err_set(
+				&err, EBADMSG, "packet: %u bytes that are no request", n_bytes);
 		rpc_reply_error(p, 0, rc, &err);
 		peer_break(p, "%s", err.text);
 		return;
 	}
 	const struct rpc_call call = {.service = s, .peer = p, .request = request, .fds = fds};
-	int rc = rpc_check(&call, &err);
+	rc = rpc_check(&call, &err);
 	bool is_over = rc < 0;
+	if (rc == 0 && rpc_table[request->body_case].needs_control)
+		rc = access_check_control(p->access, rpc_table[request->body_case].name, &err);
 	if (rc == 0) {
 		rc = rpc_table[request->body_case].fn(&call, &err);
 		is_over = !p->is_greeted;

@@ -3,59 +3,62 @@
 
 #include <errno.h>
 #include <event2/event.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 
 #include "proto/fdlist.h"
-#include "proto/unix-path.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
 #include "proto/wire.h"
 #include "vk/device.h"
 #include "vk/probe.h"
+#include "weightd/access.h"
+#include "weightd/admission.h"
 #include "weightd/holders.h"
+#include "weightd/leftover.h"
+#include "weightd/listener.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
+#include "weightd/pace.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc.h"
 #include "weightd/service.h"
 #include "weightd/source.h"
+#include "weightd/sum.h"
 
 enum {
 	SERVER_HELLO_SECONDS = 5,
 	SERVER_PACKETS_A_TURN = 16, /* of one peer, before others have their turn */
-	SERVER_ACCEPTS_A_TURN = 16,
-	SERVER_PAUSE_US = 100 * 1000, /* without memory or fds, before the next accept */
-	SERVER_MODE_ROOT = 0660,      /* the group decides who may connect */
+	SERVER_TURN_NS = 1000000,   /* or that long, where a packet makes much work */
+	SERVER_MODE_ROOT = 0660,    /* the group decides who may connect */
 	SERVER_MODE = 0600,
-	SERVER_FILES_SECONDS = 1, /* between looks at the files whose pages are in use */
+	SERVER_FDS_A_PEER = 4, /* of the limit: two of its own, and as many for everything else */
+	SERVER_FILES_SECONDS = 1, /* between looks at files whose pages are in use, and the like */
 };
 
 struct server {
 	const struct server_params *params;
 	struct event_base *base;
-	struct event *listen_event;
 	struct event *loader_events[SERVICE_MAX_DEVICES];
 	struct event *files_event;
 	struct event *signal_events[2];
 	struct source_account account;
+	struct sum_key key;
 	struct loader *loaders[SERVICE_MAX_DEVICES];
 	struct service_params service_params;
 	struct service *service;
 	struct holders *holders;
 	struct peer_list peers;
-	uint32_t n_peers;
-	uint64_t last_peer;
-	int listen_fd;
-	struct unix_path_file socket_file;
-	bool has_socket_file; /* and removes it at the end */
-	bool is_ending;       /* a signal came */
-	int spare_fd;       /* given up to accept, and turn away, a peer when no other fd is left */
+	struct leftover *leftover;
+	struct access accesses[1 + SERVER_MAX_LISTENS]; /* --socket's first */
+	struct listener *listeners[1 + SERVER_MAX_LISTENS];
+	bool is_ending;     /* a signal came */
 	uint32_t n_loading; /* models of the command line */
 	int code;           /* of the first that failed */
 	struct err err;
@@ -72,7 +75,7 @@ static void server_close_peer(struct server *s, struct peer *p)
 	peer_finish(p);
 	service_close(s->service, p, has_claims ? holders_add(s->holders, p) : 0);
 	TAILQ_REMOVE(&s->peers, p, entry);
-	s->n_peers--;
+	pace_forget(p->pace, p);
 	peer_free(p);
 }
 
@@ -80,6 +83,17 @@ static void server_refuse_packet(struct peer *p, int code, const struct err *err
 {
 	rpc_reply_error(p, 0, code, err);
 	peer_break(p, "%s", err->text);
+}
+
+/* A Hello comes in time; then the peer may be silent as long as it likes. */
+static void server_watch_reads(struct peer *p)
+{
+	const struct timeval hello = {.tv_sec = SERVER_HELLO_SECONDS};
+
+	/* Adding it alone would keep the time-out of before. */
+	if (event_del(p->read_event) < 0 ||
+		event_add(p->read_event, p->is_greeted ? NULL : &hello) < 0)
+		peer_break(p, "%s", "out of memory");
 }
 
 /* One packet; false when there is none or the peer is to go. */
@@ -90,21 +104,31 @@ static bool server_read_packet(struct server *s, struct peer *p)
 	struct err err = ERR_NULL;
 	uint32_t n_bytes;
 	bool was_greeted = p->is_greeted;
+
+	if (p->is_broken)
+		return false;
 	int rc = wire_recv(p->fd, s->packet, &n_bytes, &fds, &err);
 
 	if (rc == WIRE_AGAIN)
 		return false;
+	if (rc != WIRE_END)
+		pace_take(p->pace);
 	if (rc == WIRE_END)
 		peer_break(p, "%s", "it closed");
 	else if (rc < 0)
 		server_refuse_packet(p, rc, &err);
 	else
 		rpc_handle(s->service, p, s->packet, n_bytes, &fds);
-	/* Hello came: from here on it may be silent as long as it likes. */
-	if (p->is_greeted && !was_greeted &&
-		(event_del(p->read_event) < 0 || event_add(p->read_event, NULL) < 0))
-		peer_break(p, "%s", "out of memory");
+	if (p->is_greeted && !was_greeted && event_pending(p->read_event, EV_READ, NULL))
+		server_watch_reads(p);
 	return !p->is_broken;
+}
+
+/* Its socket's requests a second are spent: it is read when its turn comes. */
+static void server_park_peer(struct peer *p)
+{
+	event_del(p->read_event);
+	pace_park(p->pace, p);
 }
 
 static void server_on_readable(evutil_socket_t fd, short what, void *userdata)
@@ -119,11 +143,27 @@ static void server_on_readable(evutil_socket_t fd, short what, void *userdata)
 			&err, ETIMEDOUT, "Hello: expected within %d s", SERVER_HELLO_SECONDS);
 		server_refuse_packet(p, rc, &err);
 	}
-	for (int i = 0; i < SERVER_PACKETS_A_TURN && !p->is_broken; i++)
-		if (!server_read_packet(s, p))
+	uint64_t start_ns = service_now_ns();
+	for (int i = 0; i < SERVER_PACKETS_A_TURN && !p->is_broken; i++) {
+		bool may_go = pace_may_go(p->pace);
+		if (!may_go)
+			server_park_peer(p);
+		if (!may_go || !server_read_packet(s, p) ||
+			service_now_ns() - start_ns > SERVER_TURN_NS)
 			break;
+	}
 	if (p->is_broken)
 		server_close_peer(s, p);
+}
+
+static bool server_on_turn(struct peer *p)
+{
+	return server_read_packet(p->userdata, p);
+}
+
+static void server_on_parked_end(struct peer *p)
+{
+	server_close_peer(p->userdata, p);
 }
 
 static void server_on_writable(evutil_socket_t fd, short what, void *userdata)
@@ -136,111 +176,27 @@ static void server_on_writable(evutil_socket_t fd, short what, void *userdata)
 /* The peer's events; what it lacks then is freed with it. */
 static int server_watch_peer(struct server *s, struct peer *p)
 {
-	const struct timeval hello = {.tv_sec = SERVER_HELLO_SECONDS};
-
 	p->userdata = s;
 	p->read_event = event_new(s->base, p->fd, EV_READ | EV_PERSIST, server_on_readable, p);
 	p->write_event = event_new(s->base, p->fd, EV_WRITE | EV_PERSIST, server_on_writable, p);
 	p->retry_event = event_new(s->base, -1, 0, server_on_writable, p);
 	p->peers = &s->peers;
-	if (!p->read_event || !p->write_event || !p->retry_event ||
-		event_add(p->read_event, &hello) < 0)
+	p->leftover = s->leftover;
+	if (!p->read_event || !p->write_event || !p->retry_event)
 		return -ENOMEM;
-	return 0;
+	server_watch_reads(p);
+	return p->is_broken ? -ENOMEM : 0;
 }
 
-static void server_refuse_peer(struct peer *p, const char *why)
+/* Whom a listening socket lets in. */
+static int server_add_peer(struct peer *p, void *userdata, struct err *ret_err)
 {
-	struct err err = ERR_NULL;
-	int rc = err_set(&err, EAGAIN, "%s", why);
+	struct server *s = userdata;
 
-	log_warn("a connection of pid %d was refused: %s", (int)p->pid, why);
-	rpc_reply_error(p, 0, rc, &err);
-	peer_free(p);
-}
-
-/* Takes fd. */
-static void server_add_peer(struct server *s, int fd, const char *refusal)
-{
-	struct peer *p;
-	int rc = peer_new(fd, ++s->last_peer, &p);
-
-	if (rc < 0) {
-		close(fd);
-		return;
-	}
-	if (!refusal && s->n_peers >= PEER_MAX)
-		refusal = "too many connections are open";
-	if (!refusal && server_watch_peer(s, p) < 0)
-		refusal = "out of memory";
-	if (refusal) {
-		server_refuse_peer(p, refusal);
-		return;
-	}
+	if (server_watch_peer(s, p) < 0)
+		return err_set(ret_err, ENOMEM, "out of memory");
 	TAILQ_INSERT_TAIL(&s->peers, p, entry);
-	s->n_peers++;
-}
-
-static void server_on_pause_end(evutil_socket_t fd, short what, void *userdata)
-{
-	struct server *s = userdata;
-
-	(void)fd;
-	(void)what;
-	if (event_add(s->listen_event, NULL) < 0)
-		log_error("out of memory: no connections are accepted any more");
-}
-
-/* The listening socket stays readable: without a pause the loop would spin on it. */
-static void server_pause_accept(struct server *s, int errnum)
-{
-	const struct timeval pause = {.tv_usec = SERVER_PAUSE_US};
-
-	log_warn("accept: %s", strerror(errnum));
-	if (event_base_once(s->base, -1, EV_TIMEOUT, server_on_pause_end, s, &pause) == 0)
-		event_del(s->listen_event);
-}
-
-static void server_open_spare(struct server *s)
-{
-	if (s->spare_fd < 0)
-		s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
-/* No fd is left: the one in reserve lets the connection in, to be told so. */
-static bool server_accept_spare(struct server *s)
-{
-	if (s->spare_fd < 0)
-		return false;
-	cleanup_close(&s->spare_fd);
-	int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd >= 0)
-		server_add_peer(s, fd, "weightd has no file descriptors left");
-	server_open_spare(s);
-	return fd >= 0;
-}
-
-static void server_on_accept(evutil_socket_t listen_fd, short what, void *userdata)
-{
-	struct server *s = userdata;
-
-	(void)what;
-	server_open_spare(s);
-	for (int i = 0; i < SERVER_ACCEPTS_A_TURN; i++) {
-		int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		if (fd >= 0) {
-			server_add_peer(s, fd, NULL);
-			continue;
-		}
-		int errnum = errno;
-		if (errnum == EAGAIN)
-			return;
-		if (errnum == EINTR || errnum == ECONNABORTED ||
-			(errnum == EMFILE && server_accept_spare(s)))
-			continue;
-		server_pause_accept(s, errnum);
-		return;
-	}
+	return 0;
 }
 
 static void server_on_loader(evutil_socket_t fd, short what, void *userdata)
@@ -260,6 +216,7 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)what;
 	service_check_files(s->service);
 	service_tick(s->service);
+	leftover_prune(s->leftover);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -337,25 +294,41 @@ static int server_init_events(struct server *s)
 {
 	const struct timeval files = {.tv_sec = SERVER_FILES_SECONDS};
 
-	s->listen_event =
-		event_new(s->base, s->listen_fd, EV_READ | EV_PERSIST, server_on_accept, s);
 	s->files_event = event_new(s->base, -1, EV_PERSIST, server_on_files, s);
-	if (!s->listen_event || event_add(s->listen_event, NULL) < 0 || !s->files_event ||
-		event_add(s->files_event, &files) < 0)
+	if (!s->files_event || event_add(s->files_event, &files) < 0)
 		return -ENOMEM;
+	for (uint32_t i = 0; i <= s->params->n_listens; i++)
+		if (listener_start(s->listeners[i]) < 0)
+			return -ENOMEM;
 	for (uint32_t i = 0; i < s->params->n_devices; i++)
 		if (server_watch_loader(s, i) < 0)
 			return -ENOMEM;
-	return holders_new(s->base, server_on_exit, s, &s->holders);
+	int rc = leftover_new(&s->leftover);
+	return rc < 0 ? rc : holders_new(s->base, server_on_exit, s, &s->holders);
+}
+
+/* Who could guess it could write weights that have the sums of others. */
+static int server_make_key(struct server *s, struct err *ret_err)
+{
+	uint8_t secret[SUM_SECRET_BYTES];
+
+	if (getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
+		return err_set(ret_err, errno, "key of checksums: %s", strerror(errno));
+	sum_key_init(&s->key, secret);
+	explicit_bzero(secret, sizeof(secret));
+	return 0;
 }
 
 static int server_start_loaders(struct server *s, struct err *ret_err)
 {
 	struct loader_params params = {.policy = s->params->policy,
 		.account = &s->account,
+		.key = &s->key,
 		.alloc_bytes = s->params->alloc_bytes,
 		.window_bytes = s->params->window_bytes,
-		.use_pread = s->params->use_pread};
+		.use_pread = s->params->use_pread,
+		.scrub_ns = s->params->scrub_ns,
+		.scrub_percent = s->params->scrub_percent};
 
 	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++) {
 		params.device = s->params->devices[i];
@@ -385,15 +358,43 @@ static void server_probe(struct loader *l)
 	loader_set_probe(l, &probe);
 }
 
+/* Connections of all --listen sockets: neither the count nor descriptors run out for --socket. */
+static uint32_t server_get_max_listened(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 ||
+		limit.rlim_cur / SERVER_FDS_A_PEER > PEER_MAX_LISTENED)
+		return PEER_MAX_LISTENED;
+	return (uint32_t)limit.rlim_cur / SERVER_FDS_A_PEER;
+}
+
 static int server_listen(struct server *s, struct err *ret_err)
 {
-	int rc = wire_listen(s->params->socket, geteuid() == 0 ? SERVER_MODE_ROOT : SERVER_MODE,
-		ret_err, &s->listen_fd);
+	struct listener_params params = {.base = s->base,
+		.peers = &s->peers,
+		.max_listened = server_get_max_listened(),
+		.pace = {.read = server_on_turn,
+			.resume = server_watch_reads,
+			.close = server_on_parked_end},
+		.peer_fn = server_add_peer,
+		.userdata = s};
 
-	if (rc == 0)
-		rc = unix_path_remember(s->params->socket, ret_err, &s->socket_file);
-	s->has_socket_file = rc == 0;
-	return rc;
+	access_init_owner(&s->accesses[0], s->params->socket,
+		geteuid() == 0 ? SERVER_MODE_ROOT : SERVER_MODE);
+	s->accesses[0].max_uid_connections = PEER_MAX_OWN_UID;
+	for (uint32_t i = 0; i <= s->params->n_listens; i++) {
+		if (i > 0) {
+			s->accesses[i] = s->params->listens[i - 1];
+			access_share(&s->accesses[i], params.max_listened, s->params->n_listens);
+		}
+		params.access = &s->accesses[i];
+		params.socket = i;
+		int rc = listener_new(&params, ret_err, &s->listeners[i]);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
 }
 
 /* Ends early, with is_ending set, when a signal comes. */
@@ -406,8 +407,9 @@ static int server_init(struct server *s, struct err *ret_err)
 	rc = server_listen(s, ret_err);
 	if (rc < 0)
 		return rc;
-	server_open_spare(s);
-	rc = server_start_loaders(s, ret_err);
+	rc = server_make_key(s, ret_err);
+	if (rc == 0)
+		rc = server_start_loaders(s, ret_err);
 	if (rc < 0)
 		return rc;
 	for (uint32_t i = 0; i < s->params->n_devices && !server_is_ending(s); i++)
@@ -424,6 +426,8 @@ static int server_init(struct server *s, struct err *ret_err)
 		.own_fn = server_on_own_load,
 		.userdata = s};
 	rc = service_new(&s->service_params, &s->service);
+	if (rc == 0)
+		rc = admission_init(s->service);
 	if (rc == 0)
 		rc = server_init_events(s);
 	if (rc < 0)
@@ -444,11 +448,12 @@ static void server_fini(struct server *s)
 	while ((p = TAILQ_FIRST(&s->peers))) {
 		peer_finish(p);
 		TAILQ_REMOVE(&s->peers, p, entry);
+		pace_forget(p->pace, p);
 		peer_free(p);
 	}
+	leftover_free(s->leftover);
 	holders_free(s->holders);
 	service_free(s->service);
-	server_free_event(s->listen_event);
 	server_free_event(s->files_event);
 	for (uint32_t i = 0; i < s->params->n_devices; i++) {
 		server_free_event(s->loader_events[i]);
@@ -456,12 +461,10 @@ static void server_fini(struct server *s)
 	}
 	for (unsigned i = 0; i < ARRAY_SIZE(s->signal_events); i++)
 		server_free_event(s->signal_events[i]);
+	for (uint32_t i = 0; i <= s->params->n_listens; i++)
+		listener_free(s->listeners[i]);
 	if (s->base)
 		event_base_free(s->base);
-	if (s->has_socket_file)
-		unix_path_unlink(s->params->socket, &s->socket_file);
-	cleanup_close(&s->listen_fd);
-	cleanup_close(&s->spare_fd);
 }
 
 static int server_start_loads(struct server *s, struct err *ret_err)
@@ -494,8 +497,6 @@ int server_run(const struct server_params *params, struct err *ret_err)
 	if (!s)
 		return err_set(ret_err, ENOMEM, "out of memory");
 	s->params = params;
-	s->listen_fd = -1;
-	s->spare_fd = -1;
 	TAILQ_INIT(&s->peers);
 	int rc = server_init(s, ret_err);
 	if (rc == 0 && !s->is_ending)

@@ -3,16 +3,19 @@
 #define WEIGHTD_SERVER_H
 
 /*
- * The loop: the listening socket, its connections, signals and the loader's news. The thread that
- * calls it is the loop thread.
+ * The loop: the listening sockets, their connections, signals and the loader's news. The thread
+ * that calls it is the loop thread.
  */
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
 
+struct access;
 struct err;
 struct policy;
+
+enum { SERVER_MAX_LISTENS = 32 };
 
 /* A model of the command line. */
 struct server_model {
@@ -24,6 +27,8 @@ struct server_model {
 /* Everything borrowed. */
 struct server_params {
 	const char *socket;
+	const struct access *listens; /* [n_listens], at most SERVER_MAX_LISTENS */
+	uint32_t n_listens;
 	const char *const
 		*devices; /* [n_devices], vk_device_new's select; the first is the default */
 	uint32_t n_devices;
@@ -31,6 +36,8 @@ struct server_params {
 	uint64_t alloc_bytes; /* see load_params */
 	uint64_t window_bytes;
 	bool use_pread;
+	uint64_t scrub_ns; /* see loader_params */
+	uint32_t scrub_percent;
 	const char *const *pin_writable; /* [n_pin_writable] */
 	uint32_t n_pin_writable;
 	uint32_t n_models;

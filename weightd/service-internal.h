@@ -2,11 +2,13 @@
 #ifndef WEIGHTD_SERVICE_INTERNAL_H
 #define WEIGHTD_SERVICE_INTERNAL_H
 
-/* The service, for weightd/service, weightd/acquire and weightd/outcome alone. Loop thread. */
+/* The service, for weightd/service, weightd/acquire, weightd/outcome, weightd/verify and
+ * weightd/corrupt alone. Loop thread. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "weightd/export.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service.h"
@@ -17,11 +19,12 @@ struct service_wait {
 	uint64_t request;
 	char model[REGISTRY_NAME_MAX + 1];
 	uint32_t slot; /* of service_generation.residencies */
-	uint32_t handle_types;
+	struct export_importer importer;
 	TAILQ_ENTRY(service_wait) entry;
 };
 
 struct account;
+struct verify;
 
 /* A device's account and where it belongs. */
 struct service_room {
@@ -37,6 +40,8 @@ struct service {
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
 	struct service_room rooms[SERVICE_MAX_DEVICES]; /* weightd/admission's */
+	TAILQ_HEAD(, verify) verifies;                  /* weightd/verify */
+	uint64_t last_verify;
 };
 
 /* To every watcher. */
@@ -57,6 +62,11 @@ void service_collect(struct service *s);
 
 /* The generation is lost, for the reason; log, watchers. It may be gone afterwards. */
 void service_lose(struct service *s, uint64_t id, const char *why);
+
+/* A new generation of the model, in new memory, of the file that this one has open. Errors of
+ * service_load. */
+int must_check service_reload(
+	struct service *s, const struct registry_generation *g, struct err *ret_err);
 
 /* -EAGAIN when the peer waits for too much. */
 int must_check service_check_pending(const struct peer *p, struct err *ret_err);

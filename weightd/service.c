@@ -13,7 +13,9 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
+#include "weightd/verify.h"
 
 uint64_t service_now_ns(void)
 {
@@ -36,11 +38,10 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	if (!s)
 		return -ENOMEM;
 	TAILQ_INIT(&s->waits);
+	TAILQ_INIT(&s->verifies);
 	s->params = params;
 	s->start_ns = service_now_ns();
 	int rc = registry_new(&s->registry);
-	if (rc == 0)
-		rc = admission_init(s);
 	if (rc < 0)
 		return rc;
 	*ret_service = TAKE_PTR(s);
@@ -64,6 +65,7 @@ struct service *service_free(struct service *s)
 		TAILQ_REMOVE(&s->waits, w, entry);
 		free(w);
 	}
+	verify_forget(s, NULL);
 	for (uint32_t i = 0; s->registry && i < registry_count(s->registry); i++)
 		service_free_generation(registry_at(s->registry, i)->data);
 	registry_free(s->registry);
@@ -97,7 +99,7 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->is_watching)
+	if (p->is_watching && shown_event(p, event->model, event->pid))
 		rpc_reply_event(p, event);
 }
 
@@ -289,8 +291,8 @@ static int service_make_generation(struct service *s, const char *name, const ch
 	return 0;
 }
 
-int service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
-	const char *path, int fd, bool replace, struct err *ret_err)
+static int service_begin_load(struct service *s, struct peer *p, uint64_t request, const char *name,
+	const char *path, int fd, bool replace, bool is_own, struct err *ret_err)
 {
 	struct service_generation *data = NULL;
 	uint64_t id;
@@ -300,7 +302,7 @@ int service_load(struct service *s, struct peer *p, uint64_t request, const char
 		rc = service_make_generation(s, name, path, fd, ret_err, &data);
 	if (rc < 0)
 		return rc;
-	data->is_own = !p;
+	data->is_own = is_own;
 	data->peer = p ? p->id : 0;
 	data->request = request;
 	rc = registry_load(s->registry, name, replace, data, ret_err, &id);
@@ -317,6 +319,22 @@ int service_load(struct service *s, struct peer *p, uint64_t request, const char
 	if (p)
 		p->n_pending++;
 	return 0;
+}
+
+int service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
+	const char *path, int fd, bool replace, struct err *ret_err)
+{
+	return service_begin_load(s, p, request, name, path, fd, replace, !p, ret_err);
+}
+
+int service_reload(struct service *s, const struct registry_generation *g, struct err *ret_err)
+{
+	const struct service_generation *data = g->data;
+	char model[REGISTRY_NAME_MAX + 1];
+
+	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
+	return service_begin_load(
+		s, NULL, 0, model, data->path, source_get_fd(data->source), true, false, ret_err);
 }
 
 int service_unload(struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id)
@@ -383,6 +401,7 @@ bool service_has_claims(const struct service *s, const struct peer *p)
 void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
+	verify_forget(s, p);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);

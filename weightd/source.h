@@ -19,6 +19,7 @@
 
 struct err;
 struct source;
+struct sums;
 
 /* Host memory that all sources of this process hold; one for all of them, outliving them. */
 struct source_account {
@@ -57,20 +58,26 @@ uint64_t source_get_bytes(const struct source *s);
  */
 int must_check source_check(const struct source *s, struct err *ret_err);
 
+/*
+ * The sums of the generation's tensors, as the first load of it found them, so that what is loaded
+ * later, for another device or anew, can be told apart. get: a copy, the caller's; NULL before
+ * there are any. keep: copied; once. -ENOMEM. Loader threads.
+ */
+int must_check source_get_sums(struct source *s, struct sums **ret_sums);
+int must_check source_keep_sums(struct source *s, const struct sums *sums);
+
 /* ---- the memfd ---- */
 
 /*
  * The memfd mapped for filling, made by the first call, and exclusive until source_end_staging:
  * other loads of the generation wait. n_bytes: of the memfd, the same at every call. Loader
  * threads.
+ * Its pages are made by being written. Only the kernel may do that (weightd/uring.h, is_fresh):
+ * where it has no memory for one, a write of ours would be a signal.
  */
 int must_check source_begin_staging(
 	struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map);
 void source_end_staging(struct source *s);
-
-/* Makes memory for [offset, offset + n_bytes) of it, so that writing cannot fail. -ENOMEM, ... */
-int must_check source_reserve(
-	struct source *s, uint64_t offset, uint64_t n_bytes, struct err *ret_err);
 
 /* Is the tensor of this index there already? Set between begin and end. */
 bool source_is_staged(const struct source *s, uint32_t tensor);
@@ -79,7 +86,21 @@ int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_t
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);
 
-/* Memory that the memfd takes. Any thread. */
+/* ---- the copy: a second memfd, with the file's pages at the file's offsets ---- */
+
+/*
+ * Copies the pages of [offset, offset + n_bytes), n_bytes of whole pages that may end behind the
+ * file's end: for workers whose drivers do not import them from the file. It takes memory for what
+ * was copied alone; once more changes nothing. -ENODATA: the file is shorter than it was; -ENOMEM,
+ * ... Loader threads.
+ */
+int must_check source_copy(
+	struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread, struct err *ret_err);
+
+/* After a source_copy that returned 0. Borrowed. */
+int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_dev);
+
+/* Memory that the memfds take. Any thread. */
 uint64_t source_get_staged_bytes(const struct source *s);
 
 #endif

@@ -29,12 +29,20 @@ struct uring *uring_free(struct uring *u);
 /* 0 with io_uring; the errno of the refusal; -1 when pread was asked for. */
 int uring_get_refusal(const struct uring *u);
 
-/*
- * Starts a read of n_bytes at offset of fd into data, both borrowed until uring_wait returned the
- * tag. -EAGAIN: depth reads are in flight already; -EINVAL: no bytes, or more than INT_MAX.
- */
-int must_check uring_read(
-	struct uring *u, int fd, void *data, uint64_t n_bytes, uint64_t offset, uint64_t tag);
+struct uring_read_params {
+	int fd;
+	void *data; /* both borrowed until uring_wait or uring_poll returned the tag */
+	uint64_t n_bytes;
+	uint64_t offset; /* of fd */
+	/* data is in a shared mapping of a file with holes. Whoever reads makes the pages, so that
+	 * those of several reads are made side by side, and takes them out of the mapping again.
+	 * Where no memory can be had for them the read fails with -ENOMEM, without a signal. */
+	bool is_fresh;
+	uint64_t tag;
+};
+
+/* Starts one. -EAGAIN: depth reads are in flight already; -EINVAL: no bytes, or over INT_MAX. */
+int must_check uring_read(struct uring *u, const struct uring_read_params *params);
 
 uint32_t uring_get_n_in_flight(const struct uring *u);
 
@@ -44,5 +52,8 @@ uint32_t uring_get_n_in_flight(const struct uring *u);
  * -EINVAL, ret_tag untouched: nothing is in flight.
  */
 int must_check uring_wait(struct uring *u, uint64_t *ret_tag);
+
+/* The same without waiting: -EAGAIN, ret_tag untouched, where none is complete yet. */
+int must_check uring_poll(struct uring *u, uint64_t *ret_tag);
 
 #endif

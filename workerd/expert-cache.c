@@ -11,12 +11,16 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/command.h"
+#include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/graph.h"
 #include "workerd/weights.h"
 
 enum { UNIT = 16, ALIGN = 256 };
+
+/* What EXPERT_CACHE_AUTO leaves of the heap, a fraction: workers that come later have KV too. */
+enum { MARGIN_FRACTION = 8 };
 
 /* A layer of the graph before it has addresses. */
 struct source {
@@ -26,7 +30,6 @@ struct source {
 	uint64_t part_at[ABI_CACHE_PARTS]; /* in a slot */
 	uint64_t n_slot_bytes;
 	uint64_t n_slots;
-	uint64_t slots_at; /* in slots */
 	uint64_t books_at; /* in books: layer, state, slots, misses */
 };
 
@@ -34,9 +37,9 @@ struct expert_cache {
 	struct vk_device *d;
 	uint32_t n_layers;
 	struct op_cache_layer *layers; /* [n_layers] */
-	struct vk_memory *slots;
-	struct vk_memory *books; /* of each layer, see lay_out_books */
-	struct vk_memory *io;    /* [n_layers] struct abi_cache_counts */
+	struct vk_memory **slots;      /* [n_layers] [n_slots][n_slot_bytes] */
+	struct vk_memory *books;       /* of each layer, see lay_out_books */
+	struct vk_memory *io;          /* [n_layers] struct abi_cache_counts */
 	const struct abi_cache_counts *counts;
 	struct expert_cache_counters totals;
 };
@@ -82,10 +85,57 @@ static uint32_t find_sources(const struct weights *w, struct graph *g, struct so
 	return n;
 }
 
-/* Equal shares of the budget; false where one is less than a slot. */
-static bool lay_out_slots(struct source *sources, uint32_t n, uint64_t n_bytes, uint64_t *ret_bytes)
+static const struct vk_device_heap *find_heap(
+	const struct vk_device *d, const struct vk_device_heap *heaps)
 {
-	uint64_t at = 0;
+	const struct vk_device_heap *found = NULL;
+
+	for (uint32_t i = 0; i < vk_device_get_info(d)->n_heaps; i++)
+		if (heaps[i].device_local && (!found || heaps[i].n_bytes > found->n_bytes))
+			found = &heaps[i];
+	return found;
+}
+
+static bool is_host_slower(const struct vk_device *d)
+{
+	const struct vk_device_info *info = vk_device_get_info(d);
+	bool has_host_heap = false;
+
+	for (uint32_t i = 0; i < info->n_heaps; i++)
+		has_host_heap |= !info->heaps[i].device_local;
+	return has_host_heap && !info->is_software;
+}
+
+/* What is to be spent of what was asked for. */
+static uint64_t choose_bytes(const struct vk_device *d, uint64_t n_asked)
+{
+	const struct vk_device_info *info = vk_device_get_info(d);
+	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
+	bool is_auto = n_asked == EXPERT_CACHE_AUTO;
+
+	vk_device_query_heaps(d, heaps);
+	const struct vk_device_heap *h = find_heap(d, heaps);
+	if (!h || !info->has_memory_budget)
+		return is_auto ? 0 : n_asked;
+	uint64_t n_used = h->usage_bytes + (is_auto ? h->n_bytes / MARGIN_FRACTION : 0);
+	uint64_t n_left = h->budget_bytes > n_used ? h->budget_bytes - n_used : 0;
+	if (n_left >= n_asked)
+		return n_asked;
+	if (!is_auto)
+		log_info("expert cache: expected %" PRIu64 " bytes of device memory, found %" PRIu64
+			 " left",
+			n_asked, n_left);
+	return n_left;
+}
+
+/*
+ * Equal shares of the budget, each in one memory; false where one is less than a slot. Where a
+ * layer's experts take less than its share, that is not given to others.
+ */
+static bool lay_out_slots(
+	struct source *sources, uint32_t n, uint64_t n_bytes, uint64_t max_memory_bytes)
+{
+	uint64_t n_share_bytes = n_bytes / n < max_memory_bytes ? n_bytes / n : max_memory_bytes;
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct source *s = &sources[i];
@@ -94,15 +144,12 @@ static bool lay_out_slots(struct source *sources, uint32_t n, uint64_t n_bytes, 
 			s->part_at[p] = s->n_slot_bytes;
 			s->n_slot_bytes += (t->n_bytes / t->ne[2] + ALIGN - 1) / ALIGN * ALIGN;
 		}
-		s->n_slots = n_bytes / n / s->n_slot_bytes;
+		s->n_slots = n_share_bytes / s->n_slot_bytes;
 		if (s->n_slots > s->parts[0]->ne[2])
 			s->n_slots = s->parts[0]->ne[2];
 		if (s->n_slots == 0)
 			return false;
-		s->slots_at = at;
-		at += s->n_slots * s->n_slot_bytes;
 	}
-	*ret_bytes = at;
 	return true;
 }
 
@@ -124,7 +171,7 @@ static uint64_t lay_out_books(struct source *sources, uint32_t n)
 static void open_books(const struct source *s, const struct expert_cache *c, uint32_t i,
 	uint64_t tables, uint8_t *map)
 {
-	struct abi_cache_layer layer = {.slots = vk_memory_get_address(c->slots) + s->slots_at,
+	struct abi_cache_layer layer = {.slots = vk_memory_get_address(c->slots[i]),
 		.n_slot_bytes = (uint32_t)s->n_slot_bytes};
 	struct abi_cache_slot empty = {.expert = ABI_CACHE_NO_EXPERT};
 	uint64_t address = vk_memory_get_address(c->books) + s->books_at;
@@ -182,8 +229,32 @@ static int make_memory(struct expert_cache *c, enum vk_memory_role role, uint64_
 	return vk_memory_new(c->d, &params, ret_err, ret_memory);
 }
 
-static int fill(struct expert_cache *c, struct source *sources, uint64_t tables,
-	uint64_t n_slot_bytes, struct err *ret_err)
+/* Nothing is gained by slots outside device memory. */
+static int make_slots(struct expert_cache *c, const struct source *sources, struct err *ret_err)
+{
+	const struct vk_device_info *info = vk_device_get_info(c->d);
+
+	c->slots = calloc(c->n_layers, sizeof(c->slots[0]));
+	if (!c->slots)
+		return err_set(ret_err, ENOMEM, "expert cache: no memory");
+	for (uint32_t i = 0; i < c->n_layers; i++) {
+		uint64_t n_bytes = sources[i].n_slots * sources[i].n_slot_bytes;
+		int r = make_memory(c, VK_MEMORY_SCRATCH, n_bytes, ret_err, &c->slots[i]);
+		if (r)
+			return r;
+		if (!info->heaps[vk_memory_get_heap_index(c->slots[i])].device_local)
+			return err_set(ret_err, ENOMEM,
+				"layer %u of %u: expected %" PRIu64
+				" bytes of device memory, found host memory",
+				i, c->n_layers, n_bytes);
+		c->totals.n_slots += sources[i].n_slots;
+		c->totals.n_bytes += n_bytes;
+	}
+	return 0;
+}
+
+static int fill(
+	struct expert_cache *c, struct source *sources, uint64_t tables, struct err *ret_err)
 {
 	uint64_t n_book_bytes = lay_out_books(sources, c->n_layers);
 	uint64_t n_io_bytes = c->n_layers * sizeof(struct abi_cache_counts);
@@ -193,7 +264,7 @@ static int fill(struct expert_cache *c, struct source *sources, uint64_t tables,
 	c->layers = calloc(c->n_layers, sizeof(c->layers[0]));
 	if (!c->layers)
 		return err_set(ret_err, ENOMEM, "expert cache: no memory");
-	int r = make_memory(c, VK_MEMORY_SCRATCH, n_slot_bytes, ret_err, &c->slots);
+	int r = make_slots(c, sources, ret_err);
 	if (!r)
 		r = make_memory(c, VK_MEMORY_SCRATCH, n_book_bytes, ret_err, &c->books);
 	if (!r)
@@ -208,11 +279,8 @@ static int fill(struct expert_cache *c, struct source *sources, uint64_t tables,
 		memset(counts, 0, n_io_bytes);
 		c->counts = counts;
 		memset(map, 0, n_book_bytes);
-		for (uint32_t i = 0; i < c->n_layers; i++) {
+		for (uint32_t i = 0; i < c->n_layers; i++)
 			open_books(&sources[i], c, i, tables, map);
-			c->totals.n_slots += sources[i].n_slots;
-		}
-		c->totals.n_bytes = n_slot_bytes;
 		r = upload(c, staging, ret_err);
 	}
 	vk_memory_free(staging);
@@ -233,39 +301,62 @@ static void mark(struct graph *g, const struct source *s, uint32_t id)
 	}
 }
 
+/* *ret_is_made is false where the worker is to go on without, and why has been said. */
 static int make(struct expert_cache *c, struct graph *g, struct source *sources, uint64_t tables,
-	uint64_t n_bytes, struct err *ret_err)
+	uint64_t n_asked, struct err *ret_err, bool *ret_is_made)
 {
-	uint64_t n_slot_bytes = 0;
+	uint64_t n_bytes = choose_bytes(c->d, n_asked);
+	uint64_t max_memory_bytes = vk_device_get_info(c->d)->max_alloc_bytes;
+	struct err reason = ERR_NULL;
 
-	if (!lay_out_slots(sources, c->n_layers, n_bytes, &n_slot_bytes)) {
+	*ret_is_made = false;
+	if (!lay_out_slots(sources, c->n_layers, n_bytes, max_memory_bytes)) {
 		log_info("experts are not cached: %" PRIu64
 			 " bytes are less than one for each of %u layers",
 			n_bytes, c->n_layers);
-		c->n_layers = 0;
 		return 0;
 	}
-	int r = fill(c, sources, tables, n_slot_bytes, ret_err);
-	for (uint32_t i = 0; !r && i < c->n_layers; i++)
+	int r = fill(c, sources, tables, &reason);
+	if (r == -ENOMEM) {
+		log_info("experts are not cached: %s", reason.text);
+		return 0;
+	}
+	if (r) {
+		*ret_err = reason;
+		return r;
+	}
+	for (uint32_t i = 0; i < c->n_layers; i++)
 		mark(g, &sources[i], i);
-	return r;
+	log_info("expert cache: %" PRIu64 " slots in %u layers, %" PRIu64 " bytes",
+		c->totals.n_slots, c->n_layers, c->totals.n_bytes);
+	*ret_is_made = true;
+	return 0;
 }
 
 int expert_cache_new(struct vk_device *d, const struct weights *w, struct graph *g, uint64_t tables,
 	uint64_t n_bytes, struct err *ret_err, struct expert_cache **ret_cache)
 {
-	struct expert_cache *c = calloc(1, sizeof(*c));
-	struct source *sources = calloc(g->n_ops ? g->n_ops : 1, sizeof(*sources));
-	int r = c && sources ? 0 : err_set(ret_err, ENOMEM, "expert cache: no memory");
+	bool is_auto = n_bytes == EXPERT_CACHE_AUTO, is_made = false;
+	struct expert_cache *c = NULL;
 
-	if (!r) {
-		c->d = d;
-		c->n_layers = n_bytes ? find_sources(w, g, sources) : 0;
-		if (c->n_layers)
-			r = make(c, g, sources, tables, n_bytes, ret_err);
+	if (n_bytes == 0 || (is_auto && !is_host_slower(d))) {
+		*ret_cache = NULL;
+		return 0;
 	}
+	struct source *sources = calloc(g->n_ops ? g->n_ops : 1, sizeof(*sources));
+	if (!sources || !(c = calloc(1, sizeof(*c)))) {
+		free(sources);
+		return err_set(ret_err, ENOMEM, "expert cache: no memory");
+	}
+	c->d = d;
+	c->n_layers = find_sources(w, g, sources);
+	int r = 0;
+	if (c->n_layers)
+		r = make(c, g, sources, tables, n_bytes, ret_err, &is_made);
+	else if (!is_auto)
+		log_info("experts are not cached: none is in host memory that the device reads");
 	free(sources);
-	if (r || !c->n_layers)
+	if (!is_made)
 		c = expert_cache_free(c);
 	if (!r)
 		*ret_cache = c;
@@ -276,7 +367,9 @@ struct expert_cache *expert_cache_free(struct expert_cache *c)
 {
 	if (!c)
 		return NULL;
-	vk_memory_free(c->slots);
+	for (uint32_t i = 0; c->slots && i < c->n_layers; i++)
+		vk_memory_free(c->slots[i]);
+	free(c->slots);
 	vk_memory_free(c->books);
 	vk_memory_free(c->io);
 	free(c->layers);

@@ -18,10 +18,19 @@ struct graph;
 struct vk_device;
 struct weights;
 
-/* Sums over all layers since the start. */
+/*
+ * As a number of bytes: what the device has left, less a margin for the workers that come later.
+ * None on a software device, and where all memory is the device's own: host memory is no slower.
+ */
+#define EXPERT_CACHE_AUTO UINT64_MAX
+
+/*
+ * Sums over all layers since the start. The device counts in 32 bits a layer, which is months of
+ * decoding.
+ */
 struct expert_cache_counters {
 	uint64_t n_slots;
-	uint64_t n_bytes;   /* of the slots */
+	uint64_t n_bytes;   /* of the slots; they are scratch */
 	uint64_t n_found;   /* experts that were in a slot when a step wanted them */
 	uint64_t n_fetched; /* that were copied into one */
 	uint64_t n_direct;  /* rows' experts read from host memory, all slots being in use */
@@ -29,8 +38,10 @@ struct expert_cache_counters {
 
 /*
  * Finds the layers and marks their ops in the graph. tables: device address of the graph's expert
- * tables, already filled. *ret_cache is NULL where there is nothing to cache, or n_bytes is less
- * than a slot for each layer (said in one line). w is borrowed for the call.
+ * tables, already filled. n_bytes is lowered to what the device has left, and to what all experts
+ * take. *ret_cache is NULL where there is nothing to cache, less than a slot for each layer, or no
+ * memory (said in one line, of EXPERT_CACHE_AUTO only where there is something to cache). To be
+ * called when all other memory has been made. w is borrowed for the call.
  */
 int must_check expert_cache_new(struct vk_device *d, const struct weights *w, struct graph *g,
 	uint64_t tables, uint64_t n_bytes, struct err *ret_err, struct expert_cache **ret_cache);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "proto/manifest.h"
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
 
@@ -203,6 +204,20 @@ void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses)
 			for (uint64_t e = 0; e < w->ne[2]; e++)
 				ret_addresses[op->experts.tables[part] + e] =
 					w->address + e * (w->n_bytes / w->ne[2]);
+		}
+	}
+}
+
+void graph_mark_far(struct graph *g, const struct weights *w)
+{
+	for (uint32_t i = 0; i < g->n_ops; i++) {
+		struct graph_op *op = &g->ops[i];
+		if (op->kind != GRAPH_EXPERTS)
+			continue;
+		for (uint32_t part = 0; part < op->experts.n_parts; part++) {
+			uint32_t placement = w->allocs[op->experts.w[part].alloc].placement;
+			op->experts.is_far |= placement == MANIFEST_PLACEMENT_PINNED ||
+					      placement == MANIFEST_PLACEMENT_STAGED;
 		}
 	}
 }

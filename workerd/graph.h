@@ -91,6 +91,7 @@ struct graph_op {
 			uint32_t y;
 			uint32_t z; /* with MIX, [m][n_expert_used * n]; else GRAPH_NONE */
 			enum op_experts_finish finish;
+			bool is_far; /* see graph_mark_far */
 		} experts;
 	};
 };
@@ -143,5 +144,8 @@ int must_check graph_place(
 
 /* Where each expert's matrices begin, as the ops have their tensors: [n_table_entries]. */
 void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses);
+
+/* Marks ops with experts that w has in host memory and the device reads there. */
+void graph_mark_far(struct graph *g, const struct weights *w);
 
 #endif

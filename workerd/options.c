@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "proto/util/size.h"
 
 const char options_usage[] =
 	"usage: workerd --model NAME [option]...\n"
@@ -24,6 +25,9 @@ const char options_usage[] =
 	"                      device has no memory for it\n"
 	"  --stream-rows N     steps of N tokens and more copy weights in host memory ahead of\n"
 	"                      their use, smaller ones read them there (default: measured)\n"
+	"  --expert-cache HOW  device memory for the experts in host memory that are wanted most:\n"
+	"                      BYTES (a number, or with K, M, G or T behind it), auto (what the\n"
+	"                      device has left; none in software) or off (default: auto)\n"
 	"  --park-after S      give the device's memory and the lease back after S seconds "
 	"without\n"
 	"                      a generation, until the next one (default: when others need it)\n"
@@ -45,6 +49,7 @@ enum option_id {
 	OPTION_SESSIONS,
 	OPTION_CHUNK,
 	OPTION_STREAM_ROWS,
+	OPTION_EXPERT_CACHE,
 	OPTION_PARK_AFTER,
 	OPTION_NO_PARK,
 	OPTION_FAIL_ON_SPILL,
@@ -64,6 +69,7 @@ static const struct option option_table[] = {
 	{"sessions", required_argument, NULL, OPTION_SESSIONS},
 	{"chunk", required_argument, NULL, OPTION_CHUNK},
 	{"stream-rows", required_argument, NULL, OPTION_STREAM_ROWS},
+	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
 	{"park-after", required_argument, NULL, OPTION_PARK_AFTER},
 	{"no-park", no_argument, NULL, OPTION_NO_PARK},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
@@ -109,6 +115,23 @@ static int options_parse_park_after(const char *text, struct err *ret_err, uint6
 	return r;
 }
 
+static int options_parse_expert_cache(const char *text, struct err *ret_err, struct options *o)
+{
+	bool is_auto = strcmp(text, "auto") == 0;
+
+	if (is_auto || strcmp(text, "off") == 0) {
+		o->expert_cache = is_auto ? OPTIONS_EXPERT_CACHE_AUTO : OPTIONS_EXPERT_CACHE_OFF;
+		return 0;
+	}
+	if (size_parse("--expert-cache", text, ret_err, &o->expert_cache_bytes))
+		return err_set(ret_err, EINVAL,
+			"--expert-cache: expected auto, off or bytes, as 4096, 512M or 8G, found "
+			"\"%s\"",
+			text);
+	o->expert_cache = OPTIONS_EXPERT_CACHE_BYTES;
+	return 0;
+}
+
 static int options_parse_one(int id, const char *text, struct err *ret_err, struct options *o)
 {
 	switch (id) {
@@ -127,6 +150,7 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_CHUNK: return options_parse_chunk(text, ret_err, &o->n_chunk);
 	case OPTION_STREAM_ROWS:
 		return options_parse_u32("stream-rows", text, UINT32_MAX, ret_err, &o->stream_rows);
+	case OPTION_EXPERT_CACHE: return options_parse_expert_cache(text, ret_err, o);
 	case OPTION_PARK_AFTER: return options_parse_park_after(text, ret_err, &o->park_after_ns);
 	case OPTION_NO_PARK: o->no_park = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;

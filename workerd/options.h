@@ -13,6 +13,13 @@
 
 struct err;
 
+/* Of the cache of experts, see expert-cache.h. */
+enum options_expert_cache {
+	OPTIONS_EXPERT_CACHE_AUTO, /* what the device has left; none on a software device */
+	OPTIONS_EXPERT_CACHE_OFF,
+	OPTIONS_EXPERT_CACHE_BYTES,
+};
+
 enum {
 	OPTIONS_MAX_SESSIONS = 256,
 	OPTIONS_MAX_CTX = 1 << 20,
@@ -28,10 +35,12 @@ struct options {
 	const char *device;  /* NULL: weightd's */
 	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
 	uint32_t n_sessions;
-	uint32_t n_chunk;       /* rows a step; 0: 256 or less as fits */
-	uint32_t stream_rows;   /* see plan.h; 0: measured */
-	uint64_t park_after_ns; /* idle; 0: under pressure alone */
-	bool no_park;           /* not under pressure either */
+	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
+	uint32_t stream_rows; /* see plan.h; 0: measured */
+	enum options_expert_cache expert_cache;
+	uint64_t expert_cache_bytes; /* with OPTIONS_EXPERT_CACHE_BYTES */
+	uint64_t park_after_ns;      /* idle; 0: under pressure alone */
+	bool no_park;                /* not under pressure either */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

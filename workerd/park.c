@@ -154,8 +154,8 @@ static int park_attach(struct engine *e, struct stack *s, struct err *ret_err)
 static int park_make_stack(struct engine *e, struct err *ret_err)
 {
 	struct stack *s = NULL;
-	uint32_t refused;
-	int r = stack_new(&e->site, ret_err, &refused, &s);
+	struct weights_refusal refusal;
+	int r = stack_new(&e->site, ret_err, &refusal, &s);
 
 	if (r)
 		return r;

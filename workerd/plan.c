@@ -330,6 +330,12 @@ static int measure(struct plan *p, struct err *ret_err)
 /* For the plan's own graph alone: streamed steps have the experts in their slots. */
 static int make_expert_cache(struct plan *p, const struct weights *w, struct err *ret_err)
 {
+	if (is_streamed(p, 0)) {
+		if (p->params.n_expert_cache_bytes &&
+			p->params.n_expert_cache_bytes != EXPERT_CACHE_AUTO)
+			log_info("experts are not cached: every step copies the weights");
+		return 0;
+	}
 	int r = expert_cache_new(p->d, w, &p->graph, p->addresses.expert_tables,
 		p->params.n_expert_cache_bytes, ret_err, &p->experts);
 
@@ -355,8 +361,11 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 		r = make_gather(p, w, ret_err);
 	if (!r)
 		r = make_stream(p, w, ret_err);
-	if (!r)
+	if (!r) {
+		/* The stream's own graph has been made: its experts are in device memory. */
+		graph_mark_far(&p->graph, w);
 		r = make_expert_cache(p, w, ret_err);
+	}
 	/* One row's commands say whether there are kernels for every op. */
 	if (!r)
 		r = prepare(p, 0, false, ret_err);

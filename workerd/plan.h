@@ -28,7 +28,7 @@ struct plan_params {
 	 * are read where they are. 0: measured.
 	 */
 	uint32_t stream_rows;
-	uint64_t n_expert_cache_bytes; /* see expert-cache.h; 0: none */
+	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };

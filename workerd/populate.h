@@ -8,7 +8,10 @@
  */
 #include <stdint.h>
 
-/* Pages already in memory, of a shared mapping. What fails costs time only. Any one thread. */
-void populate_pages(void *pages, uint64_t n_bytes);
+/*
+ * Pages already in memory, of a shared mapping, on at most n_threads threads. What fails costs time
+ * only. Any thread.
+ */
+void populate_pages(void *pages, uint64_t n_bytes, uint32_t n_threads);
 
 #endif

@@ -158,6 +158,8 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 static int record_experts(const struct recorder *r, const struct graph_op *op)
 {
 	const struct graph_routing *routing = &op->experts.routing;
+	bool is_cached = find_cache(r, routing) != NULL;
+	bool is_grouped = op_experts_is_grouped(r->n_rows, r->g->n_expert, r->g->n_expert_used);
 	struct op_experts_params params = {
 		.finish = op->experts.finish,
 		.x = value_address(r, op->experts.x),
@@ -170,7 +172,9 @@ static int record_experts(const struct recorder *r, const struct graph_op *op)
 		.groups = value_address(r, routing->groups),
 		.m = r->a->n_rows,
 		.n_used = r->g->n_expert_used,
-		.is_routed = find_cache(r, routing) != NULL,
+		.is_routed = is_cached,
+		/* What few rows want has been brought into slots, as far as there are any. */
+		.is_far = op->experts.is_far && (is_grouped || !is_cached),
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};

@@ -329,6 +329,15 @@ static void rpc_fill_streaming(const struct plan_counters *c, Wk__Streaming *ret
 	ret_streaming->paged_bytes = c->paged_bytes;
 }
 
+static void rpc_fill_experts(const struct expert_cache_counters *c, Wk__Experts *ret_experts)
+{
+	ret_experts->slots = c->n_slots;
+	ret_experts->bytes = c->n_bytes;
+	ret_experts->found = c->n_found;
+	ret_experts->fetched = c->n_fetched;
+	ret_experts->direct = c->n_direct;
+}
+
 /* A row for each placement that has bytes; their number. */
 static uint32_t rpc_fill_placed(
 	const struct rpc_worker *w, Wk__PlacedWeights *ret_rows, Wk__PlacedWeights **ret_list)
@@ -356,6 +365,7 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	Wk__PlacedWeights placed[RPC_N_PLACEMENTS];
 	Wk__PlacedWeights *placed_list[RPC_N_PLACEMENTS];
 	Wk__Streaming streaming = WK__STREAMING__INIT;
+	Wk__Experts experts = WK__EXPERTS__INIT;
 	Wk__Status status = WK__STATUS__INIT;
 
 	for (uint32_t i = 0; i < s->n_roles; i++) {
@@ -391,6 +401,10 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.placed_weights = placed_list;
 	rpc_fill_streaming(&s->stream, &streaming);
 	status.streaming = &streaming;
+	if (s->stream.experts.n_slots) {
+		rpc_fill_experts(&s->stream.experts, &experts);
+		status.experts = &experts;
+	}
 	reply->body_case = WK__REPLY__BODY_STATUS;
 	reply->status = &status;
 	return rpc_pack(reply, ret_data, ret_n_bytes);

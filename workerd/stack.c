@@ -136,8 +136,8 @@ static int stack_reserve(const struct stack_params *params, const struct weights
 	if (!r && n_least_bytes > n_bytes)
 		n_least_bytes = n_bytes;
 	if (!r)
-		r = weights_client_reserve(
-			params->weightd, info->uuid, n_bytes, n_least_bytes, ret_err, &n_granted);
+		r = weights_client_reserve(params->weightd, info->uuid, n_bytes, n_least_bytes,
+			false, ret_err, &n_granted);
 	n_rows = n_asked;
 	while (!r && n_bytes > n_granted) {
 		n_less = stack_get_less_rows(params, n_rows);
@@ -153,12 +153,48 @@ static int stack_reserve(const struct stack_params *params, const struct weights
 	return 0;
 }
 
+/*
+ * What may be spent on a cache of experts: of what nobody has, so that nobody parks for it, and by
+ * itself (auto) not all of that. *n_granted grows by it.
+ */
+static int stack_reserve_cache(const struct stack_params *params, const struct weights *w,
+	struct err *ret_err, uint64_t *n_granted, uint64_t *ret_bytes)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+	const struct options *o = params->options;
+	bool is_auto = o->expert_cache == OPTIONS_EXPERT_CACHE_AUTO;
+	uint64_t n_host_bytes = w->n_bytes - weights_count_bytes(w, MANIFEST_PLACEMENT_DEVICE);
+	uint64_t n_bytes = is_auto ? n_host_bytes : o->expert_cache_bytes;
+	uint64_t n_got = *n_granted;
+
+	if (o->expert_cache == OPTIONS_EXPERT_CACHE_OFF ||
+		(is_auto && (info->is_software || !stack_has_host_memory(params))))
+		n_bytes = 0;
+	/* Beyond that there is nothing to cache: slots, and their books. */
+	if (n_bytes > n_host_bytes + n_host_bytes / 8)
+		n_bytes = n_host_bytes + n_host_bytes / 8;
+	if (n_bytes == 0) {
+		*ret_bytes =
+			o->expert_cache == OPTIONS_EXPERT_CACHE_BYTES ? o->expert_cache_bytes : 0;
+		return 0;
+	}
+	int r = weights_client_reserve(params->weightd, info->uuid, *n_granted + n_bytes,
+		*n_granted, true, ret_err, &n_got);
+	if (r)
+		return r;
+	n_bytes = n_got - *n_granted;
+	*n_granted = n_got;
+	*ret_bytes = is_auto ? n_bytes - n_bytes / 8 : n_bytes;
+	return 0;
+}
+
 /* The chunk that there is room for, or less where the device has no memory for it all the same. */
-static int stack_make_plan(
-	struct stack *s, const struct stack_params *params, uint32_t n_rows, struct err *ret_err)
+static int stack_make_plan(struct stack *s, const struct stack_params *params, uint32_t n_rows,
+	uint64_t n_cache_bytes, struct err *ret_err)
 {
 	for (;;) {
-		const struct plan_params plan = stack_get_plan_params(params, n_rows);
+		struct plan_params plan = stack_get_plan_params(params, n_rows);
+		plan.n_expert_cache_bytes = n_cache_bytes;
 		uint32_t n_less = stack_get_less_rows(params, n_rows);
 		int r = plan_new(params->device, s->weights, s->kv, &plan, ret_err, &s->plan);
 
@@ -234,7 +270,7 @@ static int stack_settle(const struct stack *s, const struct stack_params *params
 			n_granted, n_bytes);
 	if (n_bytes != n_granted)
 		r = weights_client_reserve(params->weightd,
-			vk_device_get_info(params->device)->uuid, n_bytes, n_bytes, ret_err,
+			vk_device_get_info(params->device)->uuid, n_bytes, n_bytes, false, ret_err,
 			&n_granted);
 	return r ? r : stack_report(params, s, ret_err);
 }
@@ -244,7 +280,7 @@ static int stack_fill(struct stack *s, const struct stack_params *params, struct
 	const struct options *o = params->options;
 	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
 	uint32_t n_rows = n_asked;
-	uint64_t n_granted = 0;
+	uint64_t n_granted = 0, n_cache_bytes = 0;
 	struct kv_params kv = {0};
 	int r;
 
@@ -259,7 +295,9 @@ static int stack_fill(struct stack *s, const struct stack_params *params, struct
 	if (!r)
 		r = kv_new(params->device, &kv, ret_err, &s->kv);
 	if (!r)
-		r = stack_make_plan(s, params, n_rows, ret_err);
+		r = stack_reserve_cache(params, s->weights, ret_err, &n_granted, &n_cache_bytes);
+	if (!r)
+		r = stack_make_plan(s, params, n_rows, n_cache_bytes, ret_err);
 	if (!r && s->n_rows < n_asked)
 		log_info("chunk: %" PRIu32 " tokens a step, there is no memory for %" PRIu32,
 			s->n_rows, n_asked);
@@ -270,8 +308,8 @@ static int stack_fill(struct stack *s, const struct stack_params *params, struct
 	return r;
 }
 
-int stack_new(const struct stack_params *params, struct err *ret_err, uint32_t *ret_refused,
-	struct stack **ret_stack)
+int stack_new(const struct stack_params *params, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct stack **ret_stack)
 {
 	struct stack *s = calloc(1, sizeof(*s));
 	struct err ignored = ERR_NULL;
@@ -280,8 +318,13 @@ int stack_new(const struct stack_params *params, struct err *ret_err, uint32_t *
 
 	if (!s)
 		return -ENOMEM;
-	r = weights_attach(params->weightd, params->device, params->options->model, ret_err,
-		ret_refused, &s->weights);
+	const struct weights_attach_params attach = {
+		.client = params->weightd,
+		.device = params->device,
+		.model = params->options->model,
+		.n_threads = params->n_import_threads,
+	};
+	r = weights_attach(&attach, ret_err, ret_refusal, &s->weights);
 	if (r) {
 		free(s);
 		return r;
@@ -318,7 +361,7 @@ int stack_leave(const struct stack_params *params, uint64_t generation, struct e
 	/* weightd may have ended the lease itself. */
 	if (!r || r == -ENOENT)
 		r = weights_client_reserve(params->weightd,
-			vk_device_get_info(params->device)->uuid, 0, 0, ret_err, &n_granted);
+			vk_device_get_info(params->device)->uuid, 0, 0, false, ret_err, &n_granted);
 	return r ? r : stack_report(params, NULL, ret_err);
 }
 

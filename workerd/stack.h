@@ -21,13 +21,15 @@ struct plan;
 struct vk_device;
 struct weights;
 struct weights_client;
+struct weights_refusal;
 
 /* Borrowed while there is a stack or one may be made. */
 struct stack_params {
 	struct weights_client *weightd;
 	struct vk_device *device;
 	const struct options *options;
-	const char *socket; /* where clients find the worker, for its report */
+	uint32_t n_import_threads; /* see weights_attach_params */
+	const char *socket;        /* where clients find the worker, for its report */
 };
 
 struct stack {
@@ -43,11 +45,11 @@ struct stack {
  * what it has come to. On failure nothing is left, no lease and no grant either.
  *
  * Refused with a sentence: no such model, an option that does not fit it, no memory (who holds it,
- * when it is weightd that says so), a spill under --fail-on-spill. WEIGHTS_REFUSED with ret_refused
+ * when it is weightd that says so), a spill under --fail-on-spill. WEIGHTS_REFUSED with ret_refusal
  * as weights_attach; VK_DEVICE_LOST.
  */
 int must_check stack_new(const struct stack_params *params, struct err *ret_err,
-	uint32_t *ret_refused, struct stack **ret_stack);
+	struct weights_refusal *ret_refusal, struct stack **ret_stack);
 
 /* Frees memory and imports; weightd hears nothing of it. Accepts NULL; returns NULL. */
 struct stack *stack_free(struct stack *s);

@@ -23,10 +23,21 @@ struct weights_alloc {
 	uint32_t placement;       /* enum manifest_placement; 0: not attached */
 	struct vk_memory *memory; /* NULL: paged */
 	uint64_t base;            /* where in memory its bytes begin */
-	void *map;                /* the host pages behind memory; NULL where it has none of ours */
-	uint64_t n_map_bytes;
-	int fd;               /* paged: read at file_offset, owned; else -1 */
-	uint64_t file_offset; /* paged */
+	void *map;                /* the host pages behind memory, in a weights_map; NULL: none */
+	int fd;                   /* paged: read at file_offset, owned; else -1 */
+	uint64_t file_offset;     /* paged */
+};
+
+/* A part of one file that has windows. */
+struct weights_map {
+	uint8_t *pages;
+	uint64_t begin; /* in the file */
+	uint64_t end;
+	uint64_t dev;
+	uint64_t inode;
+	bool is_writable;
+	bool is_memfd;
+	int fd; /* borrowed until it is mapped */
 };
 
 struct weights {
@@ -34,8 +45,10 @@ struct weights {
 	uint64_t generation;
 	uint32_t n_allocs;
 	struct weights_alloc *allocs; /* [n_allocs], by manifest alloc index */
-	uint64_t n_bytes;             /* of all of them */
-	uint64_t attach_ns;           /* Acquire sent to last buffer bound */
+	uint32_t n_maps;
+	struct weights_map *maps;
+	uint64_t n_bytes;   /* of all of them */
+	uint64_t attach_ns; /* Acquire sent to last buffer bound */
 };
 
 /* The layer of a tensor that belongs to none. */
@@ -56,20 +69,37 @@ struct weights_tensor {
 	uint64_t offset; /* into the allocation */
 };
 
+struct weights_attach_params {
+	struct weights_client *client;
+	struct vk_device *device;
+	const char *model;
+	/* That import, 0: as many as pay, 1: one allocation after the other in order. */
+	uint32_t n_threads;
+};
+
 /*
- * Conditions of weights_attach. WEIGHTS_REFUSED: the driver refused an import that it was expected
- * to take; *ret_refused is the enum weights_client_handle, ret_err the driver's reason. The device
- * may be poisoned: it is to be made anew, and another lease taken without that handle type.
+ * A condition of weights_attach: the driver refused an import that it was expected to take; ret_err
+ * has its reason. The device may be poisoned: it is to be made anew, and another lease taken that
+ * does without (weights_client_add_refusal).
  */
 enum { WEIGHTS_REFUSED = 2 };
+
+struct weights_refusal {
+	uint32_t handle_type; /* enum weights_client_handle */
+	uint32_t index;       /* of the allocation */
+	/* Nothing was imported beside it; else an allocation after it may be what was refused, and
+	 * the poison of that all that this one had. */
+	bool is_exact;
+};
 
 /*
  * Takes a lease, imports every allocation, checks the manifest and acquires ownership. Descriptors
  * that are host pages are mapped after their size was checked; the mapping lives as long as the
- * memory. ret_refused is written with WEIGHTS_REFUSED only. On an error the lease is given back.
+ * memory. ret_refusal is written with WEIGHTS_REFUSED only. On an error the lease is given back.
+ * Times are logged at debug.
  */
-int must_check weights_attach(struct weights_client *c, struct vk_device *d, const char *model,
-	struct err *ret_err, uint32_t *ret_refused, struct weights **ret_weights);
+int must_check weights_attach(const struct weights_attach_params *params, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct weights **ret_weights);
 
 /* Frees the imports; the lease is the client's connection. Accepts NULL; returns NULL. */
 struct weights *weights_free(struct weights *w);

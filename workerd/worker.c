@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "proto/util/err.h"
 #include "proto/util/log.h"
@@ -13,6 +14,8 @@
 #include "workerd/notice.h"
 #include "workerd/options.h"
 #include "workerd/weights.h"
+
+enum { MAX_REFUSALS = 4 }; /* that are taken at their word; another moves all */
 
 static int worker_open_device(struct worker *w, const struct options *o, struct err *ret_err)
 {
@@ -65,9 +68,17 @@ static uint32_t worker_get_handle_types(const struct vk_device *d)
 	return types;
 }
 
+/* What this attach has come to know of the driver. */
+struct worker_refusals {
+	uint32_t n;
+	uint32_t first[WEIGHTS_CLIENT_N_HANDLES]; /* index of the allocation; UINT32_MAX: none */
+	bool is_in_order;                         /* one import after the other */
+};
+
 /* One connection, one device, one lease. */
-static int worker_try_attach(struct worker *w, const struct options *o, uint32_t refused_types,
-	struct err *ret_err, uint32_t *ret_refused)
+static int worker_try_attach(struct worker *w, const struct options *o,
+	const struct worker_refusals *refusals, struct err *ret_err,
+	struct weights_refusal *ret_refusal)
 {
 	int r = weights_client_new(o->weights, WEIGHTS_CLIENT_WORKER, ret_err, &w->site.weightd);
 
@@ -79,33 +90,71 @@ static int worker_try_attach(struct worker *w, const struct options *o, uint32_t
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
-	weights_client_set_handle_types(
-		w->site.weightd, worker_get_handle_types(w->site.device) & ~refused_types);
-	return stack_new(&w->site, ret_err, ret_refused, &w->stack);
+	weights_client_set_handle_types(w->site.weightd, worker_get_handle_types(w->site.device));
+	for (uint32_t type = 1; type < WEIGHTS_CLIENT_N_HANDLES && !r; type++)
+		if (refusals->first[type] != UINT32_MAX)
+			r = weights_client_add_refusal(
+				w->site.weightd, type, refusals->first[type]);
+	if (r)
+		return r;
+	w->site.n_import_threads = refusals->is_in_order ? 1 : 0;
+	return stack_new(&w->site, ret_err, ret_refusal, &w->stack);
+}
+
+/* why: the driver's error. */
+static int worker_note_refusal(struct worker_refusals *refusals, const struct weights_refusal *r,
+	const char *why, struct err *ret_err)
+{
+	static const char *const names[WEIGHTS_CLIENT_N_HANDLES] = {
+		[WEIGHTS_CLIENT_OPAQUE_FD] = "opaque descriptors",
+		[WEIGHTS_CLIENT_MEMFD] = "pages of a memfd",
+		[WEIGHTS_CLIENT_FILE] = "pages of a file",
+		[WEIGHTS_CLIENT_DMA_BUF] = "dma-bufs",
+	};
+
+	if (r->handle_type == 0 || r->handle_type >= WEIGHTS_CLIENT_N_HANDLES ||
+		r->index >= refusals->first[r->handle_type])
+		return err_set(ret_err, EIO,
+			"allocation %" PRIu32 ": handle type %" PRIu32
+			" was refused and came again",
+			r->index, r->handle_type);
+	/* A driver that refuses ever earlier windows is not to make all of them anew each time. */
+	uint32_t index = ++refusals->n < MAX_REFUSALS ? r->index : 0;
+
+	refusals->first[r->handle_type] = index;
+	log_warn("%s; the weights are taken again, from allocation %" PRIu32 " on not as %s", why,
+		index, names[r->handle_type]);
+	return 0;
 }
 
 /*
  * A refused import poisons the device on some drivers: everything that came later would fail too.
- * So all is made anew, with a lease that asks for nothing of the kind that was refused.
+ * So all is made anew, with a lease that leaves out what was refused and what is behind it. Which
+ * allocation that is tells a second try, in order, where the first had several under way.
  */
 static int worker_attach(struct worker *w, const struct options *o, struct err *ret_err)
 {
-	uint32_t refused_types = 0, refused;
+	struct worker_refusals refusals = {0};
+	struct weights_refusal refusal;
 
+	memset(refusals.first, 0xff, sizeof(refusals.first));
 	for (;;) {
-		int r = worker_try_attach(w, o, refused_types, ret_err, &refused);
+		int r = worker_try_attach(w, o, &refusals, ret_err, &refusal);
 
 		if (r != WEIGHTS_REFUSED)
 			return r;
-		if (refused >= 32 || refused_types >> refused & 1)
-			return err_set(ret_err, EIO,
-				"handle type %" PRIu32 " was refused and came again", refused);
-		log_warn("%s; the weights are taken again without handle type %" PRIu32,
-			ret_err->text, refused);
-		refused_types |= 1u << refused;
+		const struct err why = *ret_err;
+		*ret_err = ERR_NULL;
+		if (refusal.is_exact) {
+			r = worker_note_refusal(&refusals, &refusal, why.text, ret_err);
+			if (r)
+				return r;
+		} else {
+			log_debug("%s; they are imported again, one after the other", why.text);
+		}
+		refusals.is_in_order = true;
 		w->site.device = vk_device_free(w->site.device);
 		w->site.weightd = weights_client_free(w->site.weightd);
-		*ret_err = ERR_NULL;
 	}
 }
 

@@ -87,12 +87,13 @@ def read_questions():
 class Daemon:
     """A weightd or workerd that has said it is ready."""
 
-    def __init__(self, site, name, argv, env):
+    def __init__(self, site, name, argv, env, pass_fds=()):
         self.name = name
         self.log_path = os.path.join(site.dir, name + ".log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=site.dir)
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=site.dir,
+                pass_fds=pass_fds)
         self.pid = self.process.pid
         site.daemons.append(self)
         deadline = time.monotonic() + START_SECONDS

@@ -4,6 +4,7 @@
 refused, what is imported instead, and what streaming does with a GPU's heaps and queues."""
 import json
 import os
+import subprocess
 
 import harness
 from harness import check, check_equal
@@ -14,13 +15,13 @@ GPU = {"HEAPS": "device:8G;device+host:256M;host,host+cached:16G",
        "QUEUES": "graphics+compute+transfer:1;transfer:1"}
 
 
-def layered_worker(site, layer, args=()):
-    """A worker under the layer, with a probe of its own; the layer's log is in .layer_log."""
+def layered(site, layer, start):
+    """What start() starts, under the layer, with a probe of its own; .layer_log is its log."""
     directory = os.environ.get("LAYER_DIR")
     if not directory:
         raise harness.Skip("LAYER_DIR is not set")
-    log = os.path.join(site.dir, f"layer{site.n_workers}.log")
-    cache = os.path.join(site.dir, f"cache{site.n_workers}")
+    log = os.path.join(site.dir, f"layer{len(site.daemons)}.log")
+    cache = os.path.join(site.dir, f"cache{len(site.daemons)}")
     os.mkdir(cache, mode=0o700)
     plain = site.env
     # Validation belongs above the layer, where it sees the simulated device.
@@ -29,22 +30,28 @@ def layered_worker(site, layer, args=()):
                     WEIGHTD_LAYER_LOG=log,
                     **{f"WEIGHTD_LAYER_{name}": value for name, value in layer.items()})
     try:
-        worker = site.worker("demo", args)
+        daemon = start()
     finally:
         site.env = plain
-    worker.layer_log = log
-    return worker
+    daemon.layer_log = log
+    return daemon
+
+
+def layered_worker(site, layer, args=()):
+    return layered(site, layer, lambda: site.worker("demo", args))
+
+
+def layer_lines(daemon):
+    """What the layer saw of the daemon itself, not of its probe."""
+    with open(daemon.layer_log, encoding="utf-8") as f:
+        return [line for line in map(json.loads, f) if line["pid"] == daemon.pid]
 
 
 def imports(worker, handle):
     """[(kind, access, why it failed or None)] of what the worker itself imported by that handle."""
-    found = []
-    with open(worker.layer_log, encoding="utf-8") as f:
-        for line in map(json.loads, f):
-            taken = line.get("import", {})
-            if line["pid"] == worker.pid and taken.get("handle") == handle:
-                found.append((taken.get("kind"), taken.get("access"), line.get("reason")))
-    return found
+    taken = [(line["import"], line.get("reason")) for line in layer_lines(worker)
+             if line.get("import", {}).get("handle") == handle]
+    return [(i.get("kind"), i.get("access"), reason) for i, reason in taken]
 
 
 def placed(site, worker):
@@ -70,16 +77,142 @@ def test_imports_are_what_they_claim(site):
         weightd.stop()
 
 
-def test_refused_in_the_middle(site):
-    """The third window is refused and poisons the device: all is made anew without memfds."""
-    site.weightd({"demo": harness.MODEL}, ["--place", "*=staged", "--window", "1M"])
-    worker = layered_worker(site, {"REFUSE": "memfd", "REFUSE_FROM": "3", "POISON": "1"})
-    found = imports(worker, "host-allocation")
-    check_equal(found, [("memfd", "rw", None)] * 2 + [("memfd", "rw", "refuse")], "imports")
-    warnings = [line for line in worker.log().splitlines() if "warn: " in line]
-    check_equal(len([w for w in warnings if "are taken again without" in w]), 1, f"{warnings}")
-    check_equal(placed(site, worker)[0], {"paged"}, "placements")
-    check_answer(site, worker, "after a refusal")
+def windows(worker):
+    """[(kind, offset in its file, bytes, why it failed or None)] of the worker's host imports."""
+    lines = [line for line in layer_lines(worker)
+             if line.get("import", {}).get("handle") == "host-allocation"]
+    return [(line["import"]["kind"], line["import"]["offset"], line["size"], line.get("reason"))
+            for line in lines]
+
+
+def check_moved(site, place, refuse, expected, n_warnings):
+    """
+    Attaches under the layer to windows placed so. expected: of the placements by window, where they
+    come to lie; and what is tried, [(placement, window)], ~window where it is refused.
+    """
+    weightd = site.weightd({"demo": harness.MODEL}, ["--place", "*=device"])
+    worker = layered_worker(site, {}, ["--deterministic"])
+    tokens = complete_tokens(site, worker)
+    worker.stop()
+    weightd.stop()
+
+    weightd = site.weightd({"demo": harness.MODEL}, ["--place", place, "--window", "1M"])
+    allocs = harness.only_generation(site.status(), "demo")["allocations"]
+    worker = layered_worker(site, dict(refuse, POISON="1"), ["--deterministic"])
+    places, tried = expected([a["placement"] for a in allocs])
+    rows = []
+    for at, i in tried:
+        a = allocs[max(i, ~i)]
+        rows.append(({"staged": "memfd", "pinned": "file"}[at], a["file_offset"], a["n_bytes"],
+                     "refuse" if i < 0 else None))
+    check_equal(windows(worker), rows, "imports")
+    n_bytes = {at: 0 for at in places}
+    for a, at in zip(allocs, places):
+        n_bytes[at] += a["buffer_bytes"]
+    status = site.ctl("status", "--json", worker=worker).json()["worker"]
+    check_equal({p["placement"]: p["n_bytes"] for p in status["placed_weights"]}, n_bytes,
+                "bytes by placement")
+    warnings = [line for line in worker.log().splitlines() if "are taken again" in line]
+    check_equal(len(warnings), n_warnings, f"{worker.log()}")
+    for line, i in zip(warnings, [~i for _, i in tried if i < 0]):
+        check(f"import of weights {i}:" in line and "VK_ERROR_OUT_OF_DEVICE_MEMORY" in line and
+              f"from allocation {i} on" in line, f"window {i}: {line}")
+    check_equal(complete_tokens(site, worker), tokens, "tokens")
+    worker.stop()
+    return weightd
+
+
+def third(own, *places):
+    """Index of the third window that lies at one of these."""
+    return [i for i, at in enumerate(own) if at in places][2]
+
+
+def attempt(own, end, refused=()):
+    """Windows tried in order, each where it lies, and then one that is refused."""
+    return [(own[i], i) for i in range(end)] + [(at, ~end) for at in refused]
+
+
+def test_refused_memfd_in_the_middle(site):
+    """The third window of the memfd poisons the device: those from it on are copied."""
+    def expected(own):
+        k = third(own, "staged")
+        return (own[:k] + ["paged"] * (len(own) - k),
+                attempt(own, k, ["staged"]) + attempt(own, k))
+    check_moved(site, "*=staged", {"REFUSE": "memfd", "REFUSE_FROM": "3"}, expected, 1)
+
+
+def test_refused_file_in_the_middle(site):
+    """The third window of the file: those from it on come as a copy in host memory, made once."""
+    def expected(own):
+        k = third(own, "pinned")
+        moved = own[:k] + ["staged"] * (len(own) - k)
+        return moved, attempt(own, k, ["pinned"]) + attempt(moved, len(own))
+    weightd = check_moved(site, "*=pinned", {"REFUSE": "file", "REFUSE_FROM": "3"}, expected, 1)
+    check_equal(weightd.log().count("were copied to host memory"), 1, weightd.log())
+    # Another whose driver refuses the same finds the copy, and one that refuses more adds to it.
+    for first, n_copies in (("3", 1), ("2", 2)):
+        worker = layered_worker(site, {"REFUSE": "file", "REFUSE_FROM": first, "POISON": "1"})
+        check_equal(placed(site, worker)[0], {"pinned", "staged"}, "placements")
+        check_equal(weightd.log().count("were copied to host memory"), n_copies, weightd.log())
+        check_answer(site, worker, f"refused from {first} on")
+        worker.stop()
+
+
+def test_refused_both(site):
+    """The file from its third window on, then the memfd that takes its place, from there on."""
+    def expected(own):
+        k = third(own, "pinned", "staged")
+        return (own[:k] + ["paged"] * (len(own) - k),
+                attempt(own, k, [own[k]]) + attempt(own, k, ["staged"]) + attempt(own, k))
+    check_moved(site, "*=pinned", {"REFUSE": "file,memfd", "REFUSE_FROM": "3"}, expected, 2)
+
+
+def test_refused_from_the_first(site):
+    """A driver that takes no pages of files: all of them come as a copy, and none is tried."""
+    def expected(own):
+        moved = ["staged"] * len(own)
+        return moved, attempt(moved, len(own))
+    check_moved(site, "*=pinned", {"REFUSE": "file"}, expected, 0)
+
+
+def test_refused_beside_others(site):
+    """
+    Large windows are imported by several threads, where one that is refused poisons others that
+    came first. A second attempt, in order, finds which it was; so that nothing else moves.
+    """
+    if len(os.sched_getaffinity(0)) < 2:
+        raise harness.Skip("one core: nothing is imported beside another")
+    path = os.path.join(site.dir, "big.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "96M", "--layers", "4"],
+                   check=True, stdout=subprocess.DEVNULL)
+    site.weightd({"demo": path}, ["--place", "*=staged", "--window", "4M"])
+    args = ["--ctx", "64", "--sessions", "1", "--log-level", "debug"]
+    worker = layered_worker(site, {"REFUSE": "memfd", "REFUSE_FROM": "5", "POISON": "1"}, args)
+    check("one after the other" in worker.log(), worker.log())
+    for what in ("acquire", "allocations in 1 mappings on 1 threads", "ownership"):
+        check(any("attach: " in line and what in line and " ms" in line
+                  for line in worker.log().splitlines()), f"no time of {what}: {worker.log()}")
+    check_equal(worker.log().count("are taken again"), 1, worker.log())
+    allocs = harness.only_generation(site.status(), "demo")["allocations"]
+    expected = [("memfd", a["file_offset"], a["n_bytes"], None) for a in allocs[:4]]
+    refused = [("memfd", allocs[4]["file_offset"], allocs[4]["n_bytes"], "refuse")]
+    check_equal(windows(worker)[-9:], expected + refused + expected, "imports")
+    status = site.ctl("status", "--json", worker=worker).json()["worker"]
+    check_equal({p["placement"]: p["n_bytes"] for p in status["placed_weights"]},
+                {"staged": sum(a["buffer_bytes"] for a in allocs[:4]),
+                 "paged": sum(a["buffer_bytes"] for a in allocs[4:])}, "bytes by placement")
+
+
+def test_no_room_for_a_copy(site):
+    """Other models have taken the host's budget: the worker copies for itself, and it is said."""
+    weightd = site.weightd({"demo": harness.MODEL, "other": harness.MODEL},
+                           ["--place", "*=staged", "--place", "blk.0.*=pinned",
+                            "--host-budget", "7M"])
+    worker = layered_worker(site, {"REFUSE": "file"})
+    check_equal(placed(site, worker)[0], {"staged", "paged"}, "placements")
+    check_equal(weightd.log().count("will copy them itself"), 1, weightd.log())
+    check("wanted" in weightd.log(), weightd.log())
+    check_answer(site, worker, "without a copy")
 
 
 def test_probe_keeps_from_trying(site):
@@ -91,14 +224,90 @@ def test_probe_keeps_from_trying(site):
     check_answer(site, worker, "paged")
 
 
+def takes_memfd_as_dma_buf(site):
+    """Does the driver itself, without the layer?"""
+    argv = [harness.need_env("WEIGHTD_BIN"), "--probe", "software"]
+    out = subprocess.run(argv, env=site.env, check=True, timeout=60, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE).stdout.decode()
+    return "probe memfd-dma-buf yes" in out
+
+
 def test_memfd_as_dma_buf(site):
+    """By the driver where it can (the software driver from Mesa 25.0 on), else by the layer."""
+    layer = {"HIDE": "VK_EXT_external_memory_host"}
+    if not takes_memfd_as_dma_buf(site):
+        layer["DMA_BUF"] = "import,memfd"
+    print(f"# the layer is told {layer}")
     site.weightd({"demo": harness.MODEL}, ["--place", "*=staged", "--window", "1M"])
-    worker = layered_worker(site, {"HIDE": "VK_EXT_external_memory_host",
-                                   "DMA_BUF": "import,memfd"})
+    worker = layered_worker(site, layer)
     check_equal({row[0] for row in imports(worker, "dma-buf")}, {"memfd"}, "imports")
     check_equal(imports(worker, "host-allocation"), [], "imports of host pages")
     check_equal(placed(site, worker)[0], {"staged"}, "placements")
     check_answer(site, worker, "a memfd as dma-buf")
+
+
+def imported_inodes(worker, handle):
+    """Of what came in by that handle."""
+    return {line["import"]["inode"] for line in layer_lines(worker)
+            if line.get("import", {}).get("handle") == handle and "reason" not in line}
+
+
+def exports(weightd):
+    """{(handle, inode)} of the descriptors that the driver gave out for host memory."""
+    lines = layer_lines(weightd)
+    cached = {line["id"] for line in lines if line["call"] == "allocate" and line["type"] == 3}
+    return {(line["handle"], line["inode"]) for line in lines
+            if line["call"] == "export" and line["id"] in cached}
+
+
+def complete_tokens(site, worker):
+    return site.ctl("complete", QUESTION, "--temp", "0", "--n-predict", "12", "--json",
+                    worker=worker).json()["tokens"]
+
+
+def test_staged_as_dma_buf(site):
+    """Memfds are refused: host memory of the device's own, to each worker as it imports it."""
+    weightd = site.weightd({"demo": harness.MODEL}, ["--place", "*=device"])
+    worker = layered_worker(site, GPU, ["--deterministic"])
+    expected = complete_tokens(site, worker)
+    worker.stop()
+    weightd.stop()
+
+    refuses = dict(GPU, REFUSE="all", POISON="1")
+    gives = dict(refuses, DMA_BUF="export,import")
+    weightd = layered(site, gives, lambda: site.weightd(
+        {"demo": harness.MODEL}, ["--place", "*=staged", "--alloc-bytes", "2M"]))
+    generation = harness.only_generation(site.status(), "demo")
+    check_equal({(a["placement"], a["handle_type"]) for a in generation["allocations"]},
+                {("staged", "dma_buf")}, "allocations")
+    inodes = {a["inode"] for a in generation["allocations"]}
+    check(len(inodes) == len(generation["allocations"]) > 1, f"{generation['allocations']}")
+    check_equal(exports(weightd), {(h, i) for h in ("dma-buf", "opaque-fd") for i in inodes},
+                "descriptors of host memory")
+
+    two = [layered_worker(site, gives, ["--deterministic"]) for _ in range(2)]
+    opaque = layered_worker(site, dict(refuses, HIDE="VK_EXT_external_memory_dma_buf"),
+                            ["--deterministic"])
+    # Its driver claims dma-bufs and refuses the second, after which its device must be made anew.
+    refused = layered_worker(site, dict(GPU, REFUSE="all,dma-buf", REFUSE_FROM="2", POISON="1",
+                                        DMA_BUF="export,import"), ["--deterministic"])
+    for worker in two:
+        check_equal(imported_inodes(worker, "dma-buf"), inodes, "imports of dma-bufs")
+        check_equal(imports(worker, "opaque-fd"), [], "imports of opaque descriptors")
+    check_equal(imports(opaque, "dma-buf"), [], "imports of a driver without dma-bufs")
+    check_equal(imported_inodes(opaque, "opaque-fd"), inodes, "imports of opaque descriptors")
+    check("refuse" in {row[2] for row in imports(refused, "dma-buf")}, "no dma-buf was refused")
+    check(imported_inodes(refused, "opaque-fd"), "nothing came in after the refusal")
+    for worker in two + [opaque, refused]:
+        check_equal(imports(worker, "host-allocation"), [], "imports of host pages")
+        check_equal(placed(site, worker)[0], {"staged"}, "placements")
+        check_equal(complete_tokens(site, worker), expected, "tokens")
+    # Underneath, the simulated descriptors are memfds: pages of one copy, whoever maps them.
+    weights = generation["weights_bytes"]
+    shared = sum(harness.smaps_pss(d.pid, harness.weight_inodes(generation))
+                 for d in site.daemons if d.is_alive())
+    print(f"# 4 workers: weights {weights}, sum of their Pss {shared}")
+    check(0.99 <= shared / weights <= 1.05, f"{shared / weights:.3f} copies")
 
 
 def test_streaming_on_a_gpu(site):

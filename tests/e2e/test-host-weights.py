@@ -15,6 +15,7 @@ ANSWER = "Chile is in South America.\n"
 TEXT = "The capital of France is Paris. " * 12
 PLACES = ("device", "staged", "pinned", "paged")
 NEVER = str(2**32 - 1)
+MOE = os.path.join(harness.DATA, "models", "atlas-moe-q8_0.gguf")
 # What proto/wire.c says of MSG_CTRUNC.
 TRUNCATED = "found some cut off"
 
@@ -79,7 +80,76 @@ def test_dense_answers_alike(site):
 
 
 def test_moe_answers_alike(site):
-    check_all_places(site, os.path.join(harness.DATA, "models", "atlas-moe-q8_0.gguf"))
+    check_all_places(site, MOE)
+
+
+def cached_worker(site, size):
+    return site.worker("m", ["--deterministic", "--stream-rows", NEVER, "--expert-cache", size])
+
+
+def experts(site, worker):
+    """The worker's cache of experts, and the share of those wanted that were in it."""
+    found = worker_status(site, worker)["experts"]
+    wanted = found["found"] + found["fetched"] + found["direct"]
+    return found, found["found"] / wanted if wanted else 0
+
+
+def check_cache(site, size, n_most_bytes, expected):
+    """Answers with a cache of so many bytes; the more is found, the longer it is used."""
+    worker = cached_worker(site, size)
+    before = experts(site, worker)[0]
+    check(0 < before["bytes"] <= n_most_bytes and before["slots"] > 0, f"{size}: {before}")
+    check_equal(before["found"] + before["fetched"], 0, f"{size}: wanted before any step")
+    scratch = {r["name"]: r["requested_bytes"] for r in worker_status(site, worker)["roles"]}
+    check(scratch["scratch"] > before["bytes"], f"{size}: {scratch} without {before}")
+    check("none wanted yet" in site.ctl("status", worker=worker).out, "status before any step")
+    rates = []
+    for _ in range(3):
+        check_equal(text_and_tokens(site.ctl(*complete_argv(), worker=worker)), expected,
+                    f"--expert-cache {size}")
+        rates.append(experts(site, worker)[1])
+    after = experts(site, worker)[0]
+    print(f"# --expert-cache {size}: {after}, found {rates}")
+    check(0 < rates[0] < rates[1] < rates[2] < 1, f"{size}: {rates}")
+    line = f"experts: {after['slots']} slots, "
+    check(line in site.ctl("status", worker=worker).out, f"status has no \"{line}\"")
+    worker.stop()
+    return after
+
+
+def check_no_cache(site, size, expected, said):
+    worker = cached_worker(site, size)
+    check_equal(text_and_tokens(site.ctl(*complete_argv(), worker=worker)), expected,
+                f"--expert-cache {size}")
+    check_equal(experts(site, worker)[0]["slots"], 0, f"slots of --expert-cache {size}")
+    text = site.ctl("status", worker=worker).out
+    check("experts:" not in text, f"--expert-cache {size}: {text}")
+    lines = [line for line in worker.log().splitlines() if "experts are not cached" in line]
+    check_equal(len(lines), 1 if said else 0, f"--expert-cache {size}: {worker.log()}")
+    check(said in "".join(lines), f"--expert-cache {size}: {lines}")
+    worker.stop()
+
+
+def test_expert_cache(site):
+    weightd = site.weightd({"m": MOE}, ["--experts", "device"])
+    worker = cached_worker(site, "off")
+    expected = text_and_tokens(site.ctl(*complete_argv(), worker=worker))
+    worker.stop()
+    check_no_cache(site, "4M", expected, "none is in host memory")
+    weightd.stop()
+
+    site.weightd({"m": MOE}, ["--experts", "host"])
+    found = [check_cache(site, "2M", 2 << 20, expected), check_cache(site, "4096K", 4 << 20, expected),
+             check_cache(site, "1G", 64 << 20, expected)]
+    check(found[0]["slots"] < found[1]["slots"] < found[2]["slots"], f"{found}")
+    # All experts have a slot: none is fetched twice.
+    check(found[2]["fetched"] <= found[2]["slots"] and found[2]["direct"] == 0, f"{found[2]}")
+    check_no_cache(site, "1K", expected, "less than one for each")
+    check_no_cache(site, "off", expected, "")
+    if site.status()["device"]["software"]:
+        check_no_cache(site, "auto", expected, "")
+    else:
+        check_cache(site, "auto", 64 << 20, expected)
 
 
 def check_one_copy(site, place):

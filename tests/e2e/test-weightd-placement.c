@@ -3,106 +3,9 @@
  * Where weightd puts weights, as its clients see it: budgets and rules, what a client gets that
  * imports less or is on another device, files that change under their users.
  */
-#include "tests/e2e/weightd-site.h"
+#include "tests/e2e/weightd-placement.h"
 
 #include <poll.h>
-#include <sys/mman.h>
-
-#include "proto/manifest.h"
-
-enum {
-	ALL_HANDLES = 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_MEMFD |
-		      1 << WEIGHTS_CLIENT_FILE,
-	NO_MEMFD = 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_FILE,
-};
-
-static char cache_dir[] = "/tmp/weightd-cache-XXXXXX";
-
-/* weightd with the model atlas and these options. */
-static void start(struct site *s, const char *const *options)
-{
-	const char *args[16] = {"--model"};
-	char model[4200];
-	int n = 2;
-
-	snprintf(model, sizeof(model), "atlas=%s", model_path());
-	args[1] = model;
-	while (options && *options)
-		args[n++] = *options++;
-	site_start(s, args, 0);
-}
-
-#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
-
-static int acquire_as(struct weights_client *c, const char *model, uint32_t handle_types,
-	uint8_t change_uuid, struct err *ret_err, struct weights_client_acquired *ret)
-{
-	const struct weights_client_device *d = weights_client_get_device(c);
-	uint8_t uuid[16];
-
-	memcpy(uuid, d->uuid, sizeof(uuid));
-	uuid[15] ^= change_uuid;
-	weights_client_set_handle_types(c, handle_types);
-	return weights_client_acquire(c, model, uuid, d->driver_uuid, ret_err, ret);
-}
-
-static struct weights_client_acquired get(
-	struct weights_client *c, uint32_t handle_types, uint8_t change_uuid)
-{
-	struct weights_client_acquired a;
-	struct err e = ERR_NULL;
-
-	check(acquire_as(c, "atlas", handle_types, change_uuid, &e, &a), &e, "acquire");
-	return a;
-}
-
-/* Bytes of buffers, by placement. */
-struct sums {
-	uint64_t n_bytes[5];
-};
-
-static struct sums sum(const struct weights_client_acquired *a)
-{
-	struct sums s = {0};
-
-	for (uint32_t i = 0; i < a->n_allocs; i++)
-		s.n_bytes[a->allocs[i].placement] += a->allocs[i].buffer_bytes;
-	return s;
-}
-
-/* Every window shows the tensors that the manifest says it has, as they are in the file. */
-static void check_windows(const struct weights_client_acquired *a)
-{
-	struct manifest *m = NULL;
-	struct err e = ERR_NULL;
-	struct stat st;
-	int fd = open_model();
-	unsigned n_checked = 0;
-
-	assert_int_equal(fstat(fd, &st), 0);
-	uint8_t *file = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-	assert_true(file != MAP_FAILED);
-	check(manifest_open(a->manifest_fd, &e, &m), &e, "manifest");
-	assert_int_equal(m->n_allocs, a->n_allocs);
-	for (uint32_t i = 0; i < m->n_tensors; i++) {
-		const struct manifest_tensor *t = &m->tensors[i];
-		const struct weights_client_alloc *w = &a->allocs[t->alloc];
-		if (w->handle_type != WEIGHTS_CLIENT_MEMFD && w->handle_type != WEIGHTS_CLIENT_FILE)
-			continue;
-		uint8_t *map =
-			mmap(NULL, w->n_bytes, w->writable ? PROT_READ | PROT_WRITE : PROT_READ,
-				MAP_SHARED, w->fd, (off_t)w->file_offset);
-		assert_true(map != MAP_FAILED);
-		assert_true(t->offset + t->n_bytes <= w->buffer_bytes);
-		assert_non_null(memmem(file, (size_t)st.st_size, map + t->offset, t->n_bytes));
-		munmap(map, w->n_bytes);
-		n_checked++;
-	}
-	assert_true(n_checked > 0);
-	manifest_free(m);
-	munmap(file, (size_t)st.st_size);
-	close(fd);
-}
 
 /* What weightd has open that is named so in /proc. */
 static unsigned count_open(const struct site *s, const char *name)
@@ -211,12 +114,16 @@ static void test_foreign_device(void **state)
 	for (uint32_t i = 0; i < a.n_allocs; i++)
 		if (a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD)
 			inode = a.allocs[i].inode;
+	assert_int_equal(get_residency(c), 1 << 1);
+	uint64_t n_bytes = verify(c);
 	b = get(other, ALL_HANDLES, 1);
+	assert_int_equal(get_residency(c), 1 << 1 | 1 << 0);
 	for (uint32_t i = 0; i < b.n_allocs; i++) {
 		assert_int_equal(b.allocs[i].placement, MANIFEST_PLACEMENT_STAGED);
 		assert_int_equal(b.allocs[i].inode, inode);
 	}
 	check_windows(&b);
+	assert_int_equal(verify(c), 2 * n_bytes);
 	assert_int_equal(b.generation, a.generation);
 	struct weights_client_status status = get_status(c);
 	const struct weights_client_generation *g = &status.models[0].generations[0];
@@ -427,178 +334,6 @@ static void test_pin_writable(void **state)
 	site_stop(&s);
 }
 
-/* ---- devices that are not like the software driver ---- */
-
-/* For the next weightd; what it finds out is forgotten, and so is what others did. */
-static void layer(const char *name, const char *value)
-{
-	assert_int_equal(setenv(name, value, 1), 0);
-	assert_int_equal(setenv("WEIGHTD_PROBE", "fresh", 1), 0);
-}
-
-/* As NVIDIA's: files are refused, memfds are not. */
-static void test_refused_files(void **state)
-{
-	struct site s;
-
-	(void)state;
-	layer("WEIGHTD_LAYER_REFUSE", "file,tmpfs-ro,memfd-ro");
-	layer("WEIGHTD_LAYER_POISON", "1");
-	start(&s, OPTIONS("--place", "blk.*=pinned"));
-	unsetenv("WEIGHTD_LAYER_REFUSE");
-	unsetenv("WEIGHTD_LAYER_POISON");
-	struct weights_client *c = connect_client(&s);
-	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
-	assert_int_equal(sum(&a).n_bytes[MANIFEST_PLACEMENT_PINNED], 0);
-	assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
-	check_windows(&a);
-	const char *line = strstr(site_log(&s), "does not import mappings of kind disk-read-only");
-	assert_non_null(line);
-	assert_non_null(strstr(line, "VK_ERROR_OUT_OF_DEVICE_MEMORY"));
-	weights_client_acquired_fini(&a);
-	weights_client_free(c);
-	site_stop(&s);
-}
-
-/* As amdgpu: no file pages at all. Host memory of the device's own, exported. */
-static void test_refused_memfds(void **state)
-{
-	struct site s;
-
-	(void)state;
-	layer("WEIGHTD_LAYER_REFUSE", "all");
-	start(&s, OPTIONS("--place", "blk.*=staged"));
-	unsetenv("WEIGHTD_LAYER_REFUSE");
-	struct weights_client *c = connect_client(&s);
-	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
-	unsigned n_staged = 0;
-	for (uint32_t i = 0; i < a.n_allocs; i++) {
-		assert_int_equal(a.allocs[i].handle_type, WEIGHTS_CLIENT_OPAQUE_FD);
-		n_staged += a.allocs[i].placement == MANIFEST_PLACEMENT_STAGED;
-	}
-	assert_int_equal(n_staged, 1);
-	weights_client_acquired_fini(&a);
-	weights_client_free(c);
-	site_stop(&s);
-}
-
-/* The budget shrinks with every look at it, the allocations are small, and one of them fails. */
-static void test_small_and_shrinking(void **state)
-{
-	struct site s;
-
-	(void)state;
-	layer("WEIGHTD_LAYER_BUDGET", "4M-1M");
-	layer("WEIGHTD_LAYER_MAX_ALLOC", "1M");
-	start(&s, OPTIONS("--window", "1M"));
-	unsetenv("WEIGHTD_LAYER_BUDGET");
-	unsetenv("WEIGHTD_LAYER_MAX_ALLOC");
-	struct weights_client *c = connect_client(&s);
-	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
-	struct sums n = sum(&a);
-	assert_true(n.n_bytes[MANIFEST_PLACEMENT_DEVICE] <= 4 << 20);
-	/* The embedding is larger than any allocation. */
-	assert_true(n.n_bytes[MANIFEST_PLACEMENT_PAGED] > 1 << 20);
-	for (uint32_t i = 0; i < a.n_allocs; i++)
-		if (a.allocs[i].placement != MANIFEST_PLACEMENT_PAGED)
-			assert_true(a.allocs[i].n_bytes <= 1 << 20);
-	check_windows(&a);
-	assert_non_null(strstr(site_log(&s), "found no place that a device reads"));
-	struct weights_client_status status = get_status(c);
-	assert_true(status.models[0].generations[0].unmet_bytes > 1 << 20);
-	weights_client_status_fini(&status);
-	weights_client_acquired_fini(&a);
-	weights_client_free(c);
-	site_stop(&s);
-}
-
-/* Two manifests of the driver, of which the second device has another UUID. */
-static void write_manifests(const char *dir)
-{
-	static const char *const paths[] = {"/usr/share/vulkan/icd.d/lvp_icd.x86_64.json",
-		"/usr/share/vulkan/icd.d/lvp_icd.json"};
-	char text[4096], path[200], files[500];
-	ssize_t n = -1;
-
-	for (unsigned i = 0; i < 2 && n < 0; i++) {
-		int fd = open(paths[i], O_RDONLY | O_CLOEXEC);
-		n = fd < 0 ? -1 : read(fd, text, sizeof(text));
-		if (fd >= 0)
-			close(fd);
-	}
-	if (n < 0)
-		skip();
-	for (char name = 'a'; name <= 'b'; name++) {
-		snprintf(path, sizeof(path), "%s/%c.json", dir, name);
-		int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-		assert_int_equal(write(fd, text, (size_t)n), n);
-		close(fd);
-	}
-	snprintf(files, sizeof(files), "%s/a.json:%s/b.json", dir, dir);
-	layer("VK_DRIVER_FILES", files);
-	layer("VK_ICD_FILENAMES", files); /* loaders before 1.3.207 */
-}
-
-static void test_two_devices(void **state)
-{
-	struct site s;
-	char model[4200], path[200];
-	struct weights_client_acquired a, b;
-	uint64_t inodes[2] = {0};
-
-	(void)state;
-	if (!getenv("SECOND_UUID"))
-		skip();
-	write_manifests(cache_dir);
-	layer("LD_PRELOAD", getenv("SECOND_UUID"));
-	snprintf(model, sizeof(model), "atlas=%s", model_path());
-	site_init(&s);
-	site_spawn_plain(&s,
-		OPTIONS("--device", "0", "--device", "1", "--model", model, "--place",
-			"blk.0.*=staged"),
-		0);
-	unsetenv("LD_PRELOAD");
-	unsetenv("VK_DRIVER_FILES");
-	unsetenv("VK_ICD_FILENAMES");
-	site_wait_ready(&s);
-	struct weights_client *c = connect_client(&s);
-	struct weights_client *other = connect_client(&s);
-	struct weights_client_status status = get_status(c);
-	assert_int_equal(status.n_devices, 2);
-	assert_true(status.devices[0].heaps[0].weights_bytes > 0);
-	assert_int_equal(status.devices[1].heaps[0].weights_bytes, 0);
-	weights_client_status_fini(&status);
-	a = get(c, ALL_HANDLES, 0);
-	b = get(other, ALL_HANDLES, 0xff);
-	assert_int_equal(a.n_allocs, b.n_allocs);
-	for (uint32_t i = 0; i < a.n_allocs; i++) {
-		assert_int_equal(a.allocs[i].placement, b.allocs[i].placement);
-		bool is_memfd = a.allocs[i].handle_type == WEIGHTS_CLIENT_MEMFD;
-		/* One in host memory, one on each device. */
-		assert_int_equal(a.allocs[i].inode == b.allocs[i].inode, is_memfd);
-		inodes[is_memfd] = a.allocs[i].inode;
-	}
-	assert_true(inodes[0] && inodes[1]);
-	check_windows(&b);
-	status = get_status(c);
-	assert_int_equal(
-		status.devices[0].heaps[0].weights_bytes, status.devices[1].heaps[0].weights_bytes);
-	const struct weights_client_generation *g = &status.models[0].generations[0];
-	assert_int_equal(g->n_allocs, 2 * a.n_allocs);
-	assert_int_equal(g->allocs[0].device, 1);
-	assert_int_equal(g->allocs[a.n_allocs].device, 2);
-	weights_client_status_fini(&status);
-	weights_client_acquired_fini(&a);
-	weights_client_acquired_fini(&b);
-	weights_client_free(c);
-	weights_client_free(other);
-	site_stop(&s);
-	for (char name = 'a'; name <= 'b'; name++) {
-		snprintf(path, sizeof(path), "%s/%c.json", cache_dir, name);
-		unlink(path);
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -609,20 +344,7 @@ int main(void)
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),
 		CASE(test_pin_writable),
-		CASE(test_two_devices),
-		CASE(test_refused_files),
-		CASE(test_refused_memfds),
-		CASE(test_small_and_shrinking),
 	};
-	char command[200];
 
-	signal(SIGPIPE, SIG_IGN);
-	if (!getenv("WEIGHTD_BIN"))
-		return CASE_SKIP;
-	/* What these devices are found to do is nobody else's. */
-	if (!mkdtemp(cache_dir) || setenv("WEIGHTD_CACHE", cache_dir, 1) < 0)
-		return 1;
-	int failed = cmocka_run_group_tests(tests, NULL, NULL);
-	snprintf(command, sizeof(command), "rm -rf %s", cache_dir);
-	return system(command) ? 1 : failed;
+	return site_run_tests(tests, ARRAY_SIZE(tests));
 }

@@ -9,7 +9,7 @@ static int reserve(struct weights_client *c, uint64_t n_bytes, struct err *e)
 {
 	uint64_t n_got = UINT64_MAX;
 	int r = weights_client_reserve(
-		c, weights_client_get_device(c)->uuid, n_bytes, n_bytes, e, &n_got);
+		c, weights_client_get_device(c)->uuid, n_bytes, n_bytes, false, e, &n_got);
 
 	if (r == 0)
 		assert_int_equal(n_got, n_bytes);
@@ -99,7 +99,8 @@ static void test_grants(void **state)
 	check(reserve(c, 30 * MIB, &e), &e, "shrink");
 	assert_int_equal(get_account(c).reserved_bytes, 30 * MIB);
 	/* Of a device that is none of weightd's there is no account. */
-	check(weights_client_reserve(c, nobodys, 900 * MIB, 900 * MIB, &e, &n_got), &e, "foreign");
+	check(weights_client_reserve(c, nobodys, 900 * MIB, 900 * MIB, false, &e, &n_got), &e,
+		"foreign");
 	assert_int_equal(get_account(c).reserved_bytes, 30 * MIB);
 	assert_int_equal(n_pressures, 0);
 

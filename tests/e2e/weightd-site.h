@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -74,6 +75,8 @@ static inline void site_spawn_plain(struct site *s, const char *const *args, rli
 	assert_true(s->pid >= 0);
 	if (s->pid > 0)
 		return;
+	/* A case that fails leaves nothing running. */
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	int log = open(s->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 	struct rlimit limit = {.rlim_cur = max_fds, .rlim_max = max_fds};
 	if (log < 0 || dup2(log, 2) < 0 || (max_fds && setrlimit(RLIMIT_NOFILE, &limit) < 0))

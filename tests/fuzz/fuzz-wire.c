@@ -90,10 +90,11 @@ static int call(struct weights_client *c, unsigned which, struct err *ret_err)
 {
 	struct weights_client_acquired acquired;
 	struct weights_client_status status;
+	struct weights_client_verified verified;
 	uint64_t generation;
 	int r;
 
-	switch (which % 5) {
+	switch (which % 6) {
 	case 0:
 		r = weights_client_acquire(c, "m", uuid, uuid, ret_err, &acquired);
 		if (r == 0)
@@ -110,7 +111,8 @@ static int call(struct weights_client *c, unsigned which, struct err *ret_err)
 			weights_client_status_fini(&status);
 		return r;
 	case 3: return weights_client_load(c, "m", "p", 0, false, ret_err, &generation);
-	default: return weights_client_dispatch(c, ret_err);
+	case 4: return weights_client_dispatch(c, ret_err);
+	default: return weights_client_verify(c, "m", ret_err, &verified);
 	}
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes the seeds of the manifest, wire, stream and rpc targets below the directory given. What it
- * writes is committed; it runs again when a format changes.
+ * Writes the seeds of the manifest, wire, stream, rpc and rpc-scan targets below the directory
+ * given. What it writes is committed; it runs again when a format changes.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -226,6 +226,18 @@ static void write_other_wire_seeds(void)
 	add_reply(&s, 0, 0, WD__REPLY__BODY_EVENT, &event);
 	add_reply(&s, 0, 0, WD__REPLY__BODY_EVENT, &event);
 	write_seed("wire", "events", s.data, s.n);
+	Wd__Difference difference = WD__DIFFERENCE__INIT, *differences[] = {&difference};
+	Wd__Verified verified = WD__VERIFIED__INIT;
+	difference.tensor = (char *)"output.weight";
+	difference.n_bytes = 4;
+	verified.generation = 5;
+	verified.n_tensors = 1;
+	verified.n_differences = 1;
+	verified.differences = differences;
+	s.n = 1;
+	s.data[0] = 5; /* verify */
+	add_reply(&s, 2, 0, WD__REPLY__BODY_VERIFIED, &verified);
+	write_seed("wire", "verified", s.data, s.n);
 }
 
 struct stream_seed {
@@ -396,6 +408,44 @@ static void write_other_request_seeds(void)
 	write_seed("rpc", "no-protobuf", "\xff\xff\xff", 3);
 }
 
+static void write_scan_seed(const char *name, Wd__Request__BodyCase body, void *message, char cut)
+{
+	uint8_t data[512];
+	Wd__Request r = WD__REQUEST__INIT;
+
+	r.id = 1;
+	r.body_case = body;
+	r.hello = message; /* the body is a union of pointers */
+	size_t n = wd__request__pack(&r, data);
+	uint8_t *at = cut ? memchr(data, cut, n) : NULL;
+	if (at)
+		*at = 0;
+	write_seed("rpc-scan", name, data, n);
+}
+
+/* '#' becomes the NUL that unpacking would end a string at. */
+static void write_scan_seeds(void)
+{
+	static uint8_t uuid[16];
+	Wd__Acquire acquire = WD__ACQUIRE__INIT;
+	Wd__Load load = WD__LOAD__INIT;
+	Wd__Refusal refusal = WD__REFUSAL__INIT, *refusals[] = {&refusal};
+
+	acquire.model = (char *)"atlas#2";
+	acquire.device_uuid = (ProtobufCBinaryData){.len = 16, .data = uuid};
+	acquire.driver_uuid = acquire.device_uuid;
+	acquire.n_refusals = 1;
+	acquire.refusals = refusals;
+	refusal.handle_type = WD__HANDLE_TYPE__HANDLE_TYPE_MEMFD;
+	refusal.index = 3;
+	write_scan_seed("acquire", WD__REQUEST__BODY_ACQUIRE, &acquire, 0);
+	write_scan_seed("acquire-nul", WD__REQUEST__BODY_ACQUIRE, &acquire, '#');
+	load.name = (char *)"atlas";
+	load.path = (char *)"/models/a#b";
+	write_scan_seed("load", WD__REQUEST__BODY_LOAD, &load, 0);
+	write_scan_seed("load-nul", WD__REQUEST__BODY_LOAD, &load, '#');
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2) {
@@ -411,5 +461,6 @@ int main(int argc, char **argv)
 	write_other_stream_seeds();
 	write_append_seeds();
 	write_other_request_seeds();
+	write_scan_seeds();
 	return 0;
 }

@@ -86,6 +86,11 @@ static bool read_size(struct text *t, uint64_t *ret)
 static bool read_kinds(struct text *t, uint32_t *refuse_bits)
 {
 	bool has_ro = true, has_rw = true;
+
+	if (skip_word(t, "dma-buf")) {
+		*refuse_bits |= CONFIG_REFUSE_DMA_BUF;
+		return true;
+	}
 	uint32_t kinds = skip_word(t, "all") ? UINT32_MAX : 0;
 
 	for (unsigned k = MAPPING_ANON; !kinds && k < MAPPING_N_KINDS; k++)
@@ -113,7 +118,9 @@ static int read_refuse(struct err *ret_err, struct config *c)
 		is_fine = read_kinds(&t, &c->refuse);
 	while (is_fine && skip(&t, ','));
 	if (!is_fine || *t.at)
-		return refuse(&t, "some of anon, private, memfd, tmpfs, file, all, with -ro or -rw",
+		return refuse(&t,
+			"some of anon, private, memfd, tmpfs, file, all, with -ro or -rw, and "
+			"dma-buf",
 			ret_err);
 	return 0;
 }
@@ -268,6 +275,8 @@ static bool read_way(struct text *t, uint32_t *dma_buf)
 		*dma_buf |= CONFIG_DMA_BUF_IMPORT;
 	else if (skip_word(t, "memfd"))
 		*dma_buf |= CONFIG_DMA_BUF_IMPORT | CONFIG_DMA_BUF_MEMFD;
+	else if (skip_word(t, "apart"))
+		*dma_buf |= CONFIG_DMA_BUF_EXPORT | CONFIG_DMA_BUF_APART;
 	else
 		return false;
 	return true;
@@ -284,7 +293,7 @@ static int read_dma_buf(struct err *ret_err, struct config *c)
 		is_fine = read_way(&t, &c->dma_buf);
 	while (is_fine && skip(&t, ','));
 	if (!is_fine || *t.at)
-		return refuse(&t, "some of export, import, memfd", ret_err);
+		return refuse(&t, "some of export, import, memfd, apart", ret_err);
 	return 0;
 }
 

@@ -18,7 +18,11 @@ enum {
 	CONFIG_DMA_BUF_EXPORT = 1,
 	CONFIG_DMA_BUF_IMPORT = 2,
 	CONFIG_DMA_BUF_MEMFD = 4, /* plain memfds are imported too */
+	CONFIG_DMA_BUF_APART = 8, /* what is exported as one is no opaque descriptor as well */
 };
+
+/* config.refuse: beside mapping_bit(). */
+#define CONFIG_REFUSE_DMA_BUF (UINT32_C(1) << 31)
 
 struct config_budget {
 	uint64_t n_bytes; /* UINT64_MAX: the heap's size */
@@ -33,7 +37,7 @@ struct config_family {
 struct config {
 	const char *log_path; /* the environment's own string, NULL: no log */
 
-	uint32_t refuse;      /* bits of mapping_bit() */
+	uint32_t refuse;      /* bits of mapping_bit(), and CONFIG_REFUSE_DMA_BUF */
 	uint64_t refuse_from; /* the first refused among those that match, from 1 */
 	bool poison;
 	uint64_t fail_alloc; /* from 1; 0: none */

@@ -110,7 +110,8 @@ static void VKAPI_PTR get_external_properties(VkPhysicalDevice physical,
 	}
 	if (!c->dma_buf || !is_fd)
 		return;
-	p->compatibleHandleTypes = OPAQUE | DMA_BUF;
+	p->compatibleHandleTypes =
+		c->dma_buf & CONFIG_DMA_BUF_APART ? info->handleType : OPAQUE | DMA_BUF;
 	if (info->handleType == OPAQUE)
 		return;
 	p->exportFromImportedHandleTypes = 0;
@@ -127,7 +128,11 @@ static VkResult VKAPI_PTR get_fd(VkDevice device, const VkMemoryGetFdInfoKHR *in
 	VkMemoryGetFdInfoKHR copy = *info;
 
 	copy.handleType = dma_buf_real_types(&d->instance->config, info->handleType);
-	return d->calls.GetMemoryFdKHR(device, &copy, ret_fd);
+	VkResult r = d->calls.GetMemoryFdKHR(device, &copy, ret_fd);
+	if (r == VK_SUCCESS)
+		log_export(&d->instance->log, memory_list_find_id(&d->memories, info->memory),
+			info->handleType, *ret_fd);
+	return r;
 }
 
 static VkResult VKAPI_PTR get_fd_properties(VkDevice device,

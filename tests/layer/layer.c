@@ -17,11 +17,12 @@
  * on stderr. Sizes are in bytes or end in K, M or G. Counts are of one instance.
  *
  * WEIGHTD_LAYER_LOG=FILE
- *   Appends a line of JSON for each vkAllocateMemory and vkFreeMemory:
+ *   Appends a line of JSON for each vkAllocateMemory, vkFreeMemory and vkGetMemoryFdKHR:
  *     {"call":"allocate","pid":P,"id":I,"size":S,"type":T,"heap":H,"next":[STRUCTURE...],
  *      "flags":F,"dedicated":B,"export":[HANDLE...],"import":{...},"result":"VK_...","code":C,
  *      "reason":WHO}
  *     {"call":"free","pid":P,"id":I,"size":S,"type":T,"heap":H}
+ *     {"call":"export","pid":P,"id":I,"handle":HANDLE,"inode":N}
  *   id numbers the allocations of a process, 0 for one that failed; type and heap are the
  *   simulated ones. export, import and reason are there only where they apply. import has handle
  *   (opaque-fd, dma-buf, host-allocation, host-mapped-foreign), kind, path and inode; and fd, or
@@ -31,15 +32,12 @@
  * WEIGHTD_LAYER_REFUSE=KIND[-ro|-rw]{,...}
  *   vkAllocateMemory refuses host pointers into such mappings with VK_ERROR_OUT_OF_DEVICE_MEMORY:
  *   anon, private (writable MAP_PRIVATE of a file), memfd, tmpfs, file (any other, and a deleted
- *   one), all. NVIDIA 580 is file,tmpfs-ro,memfd-ro; amdgpu is file,tmpfs,memfd.
- * WEIGHTD_LAYER_REFUSE_FROM=N
- *   Of the imports that match, the first N - 1 are let through.
- * WEIGHTD_LAYER_POISON=1
- *   After the first refusal every allocation of the instance fails.
- * WEIGHTD_LAYER_FAIL_ALLOC=N or N+
- *   The Nth vkAllocateMemory fails; with + every one from it on.
- * WEIGHTD_LAYER_HEAPS=TYPE{,TYPE}:SIZE{;...}
- *   The memory heaps, each with its types: device, host (visible and coherent), cached, joined by
+ *   one), all. And dma-buf (no -ro, -rw): descriptors that come in as such. NVIDIA 580 is
+ * file,tmpfs-ro,memfd-ro; amdgpu is file,tmpfs,memfd. WEIGHTD_LAYER_REFUSE_FROM=N Of the imports
+ * that match, the first N - 1 are let through. WEIGHTD_LAYER_POISON=1 After the first refusal every
+ * allocation of the instance fails. WEIGHTD_LAYER_FAIL_ALLOC=N or N+ The Nth vkAllocateMemory
+ * fails; with + every one from it on. WEIGHTD_LAYER_HEAPS=TYPE{,TYPE}:SIZE{;...} The memory heaps,
+ * each with its types: device, host (visible and coherent), cached, joined by
  *   +, or none. "device:8G;device+host:256M;host,host+cached:16G" is a GPU with a small BAR. A
  *   full heap fails with VK_ERROR_OUT_OF_DEVICE_MEMORY; vkMapMemory of a type without host ends
  *   the process. The account is of one instance, and imports are not in it. Images keep the
@@ -52,9 +50,10 @@
  *   Extensions, and features that weightd asks for, that the device is not to have.
  * WEIGHTD_LAYER_MAX_ALLOC=SIZE, WEIGHTD_LAYER_MAX_BUFFER=SIZE
  *   maxMemoryAllocationSize and maxBufferSize; what is larger fails.
- * WEIGHTD_LAYER_DMA_BUF=export,import,memfd
+ * WEIGHTD_LAYER_DMA_BUF=export,import,memfd,apart
  *   Offers VK_EXT_external_memory_dma_buf, with opaque descriptors underneath. With memfd, plain
- *   memfds are imported too.
+ *   memfds are imported too. With apart, no memory is exported both as a dma-buf and as an opaque
+ *   descriptor.
  * WEIGHTD_LAYER_QUEUES=FLAGS:COUNT{;...}
  *   The queue families, with flags of graphics, compute and transfer joined by +:
  *   "graphics+compute+transfer:1;transfer:2". All run on the driver's one queue, in an order that

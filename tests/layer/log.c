@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "tests/layer/chain.h"
+#include "tests/layer/mapping.h"
 #include "tests/layer/memory-list.h"
 #include "tests/layer/request.h"
 
@@ -163,5 +164,20 @@ void log_free(const struct log *l, const struct memory *m)
 		return;
 	fprintf(f, ",\"id\":%" PRIu64 ",\"size\":%" PRIu64 ",\"type\":%u,\"heap\":%u", m->id,
 		m->n_bytes, m->type_index, m->heap);
+	put_end(l, f, &text, &n_text);
+}
+
+void log_export(const struct log *l, uint64_t id, VkExternalMemoryHandleTypeFlags type, int fd)
+{
+	char *text = NULL;
+	size_t n_text = 0;
+	struct mapping m;
+	FILE *f = put_begin(l, "export", &text, &n_text);
+
+	if (!f)
+		return;
+	fprintf(f, ",\"id\":%" PRIu64 ",\"handle\":\"%s\"", id, handle_name(type));
+	if (mapping_of_fd(fd, &m) == 0)
+		fprintf(f, ",\"inode\":%" PRIu64, m.inode);
 	put_end(l, f, &text, &n_text);
 }

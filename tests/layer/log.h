@@ -3,8 +3,8 @@
 #define TESTS_LAYER_LOG_H
 
 /*
- * A line of JSON for every vkAllocateMemory and vkFreeMemory, appended to a file by one write each,
- * so that several processes may share the file. Its fields: layer.c. Any thread.
+ * A line of JSON for every vkAllocateMemory, vkFreeMemory and vkGetMemoryFdKHR, appended to a file
+ * by one write each, so that several processes may share the file. Its fields: layer.c. Any thread.
  */
 #include <stdint.h>
 #include <vulkan/vulkan_core.h>
@@ -26,5 +26,6 @@ void log_close(struct log *l);
 void log_allocate(const struct log *l, const struct request *r, uint64_t id, uint32_t heap,
 	VkResult result, const char *reason);
 void log_free(const struct log *l, const struct memory *m);
+void log_export(const struct log *l, uint64_t id, VkExternalMemoryHandleTypeFlags type, int fd);
 
 #endif

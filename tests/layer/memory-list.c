@@ -51,3 +51,15 @@ uint32_t memory_list_find_type(struct memory_list *l, VkDeviceMemory handle)
 	pthread_mutex_unlock(&l->lock);
 	return type;
 }
+
+uint64_t memory_list_find_id(struct memory_list *l, VkDeviceMemory handle)
+{
+	uint64_t id = 0;
+
+	pthread_mutex_lock(&l->lock);
+	for (struct memory *m = l->head; m; m = m->next)
+		if (m->handle == handle)
+			id = m->id;
+	pthread_mutex_unlock(&l->lock);
+	return id;
+}

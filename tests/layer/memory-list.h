@@ -36,4 +36,7 @@ struct memory *memory_list_take(struct memory_list *l, VkDeviceMemory handle);
 /* The type of an allocation that lives; UINT32_MAX: not there. */
 uint32_t memory_list_find_type(struct memory_list *l, VkDeviceMemory handle);
 
+/* The id of one; 0: not there. */
+uint64_t memory_list_find_id(struct memory_list *l, VkDeviceMemory handle);
+
 #endif

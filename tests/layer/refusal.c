@@ -17,7 +17,12 @@ void refusal_fini(struct refusal *r)
 /* A driver looks at all pages of the range, so one area of a refused kind is enough. */
 static bool is_refused_import(struct refusal *r, const struct request *request)
 {
-	if (!request->pointer || !(request->mapping.kinds & r->config->refuse))
+	bool is_dma_buf = request->import_type == VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT;
+	uint32_t kinds = request->pointer ? request->mapping.kinds
+			 : is_dma_buf     ? CONFIG_REFUSE_DMA_BUF
+					  : 0;
+
+	if (!(kinds & r->config->refuse))
 		return false;
 	return ++r->n_matching >= r->config->refuse_from;
 }

@@ -240,11 +240,11 @@ static struct stack *make_stack(void)
 	return s;
 }
 
-int stack_new(const struct stack_params *params, struct err *ret_err, uint32_t *ret_refused,
-	struct stack **ret_stack)
+int stack_new(const struct stack_params *params, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct stack **ret_stack)
 {
 	(void)params;
-	(void)ret_refused;
+	(void)ret_refusal;
 	assert_true(is_lent);
 	assert_int_equal(n_stacks, 0);
 	if (stack_result)

@@ -317,6 +317,35 @@ static void test_takes(void **state)
 	account_free(w.account);
 }
 
+/* Beyond the least only what is free, and nobody is asked for that. */
+static void test_modest(void **state)
+{
+	struct account_request q = {.kind = ACCOUNT_GRANT,
+		.id = 2,
+		.n_bytes = 700,
+		.n_least_bytes = 300,
+		.is_modest = true};
+	struct world w;
+	struct err err = ERR_NULL;
+	uint64_t n_bytes = 0;
+
+	(void)state;
+	world_open(&w, BUDGET);
+	assert_int_equal(reserve(&w, 1, 600, &err), 0);
+	assert_int_equal(account_request(w.account, &q, w.now_ns, &err, &n_bytes), 0);
+	assert_int_equal(n_bytes, 400);
+	assert_int_equal(w.n_presses, 0);
+	/* What it has already is more than the others have left. */
+	q.n_least_bytes = 400;
+	q.n_bytes = 900;
+	assert_int_equal(account_request(w.account, &q, w.now_ns, &err, &n_bytes), 0);
+	assert_int_equal(n_bytes, 400);
+	q.n_least_bytes = 401;
+	assert_int_equal(account_request(w.account, &q, w.now_ns, &err, &n_bytes), ACCOUNT_WAIT);
+	assert_int_equal(w.n_presses, 1);
+	account_free(w.account);
+}
+
 /* Weights that are let go while somebody waits go at once. */
 static void test_evicts_when_let_go(void **state)
 {
@@ -544,6 +573,7 @@ int main(void)
 		CASE(test_parks_serve_in_order),
 		CASE(test_evicts_and_counts_until_free),
 		CASE(test_takes),
+		CASE(test_modest),
 		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
 		CASE(test_presses_again),

@@ -2,10 +2,15 @@
 /* Every case runs over io_uring where the kernel has it, and over pread. */
 #include "tests/case.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "tests/deny-uring.h"
@@ -34,6 +39,15 @@ static int make_file(void)
 	return fd;
 }
 
+static int start(
+	struct uring *u, int fd, void *data, uint64_t n_bytes, uint64_t offset, uint64_t tag)
+{
+	const struct uring_read_params params = {
+		.fd = fd, .data = data, .n_bytes = n_bytes, .offset = offset, .tag = tag};
+
+	return uring_read(u, &params);
+}
+
 static void read_whole(struct uring *u)
 {
 	static uint8_t data[DEPTH][PIECE];
@@ -45,9 +59,9 @@ static void read_whole(struct uring *u)
 
 	for (uint32_t i = 0; i < DEPTH; i++, next += PIECE) {
 		offsets[i] = next;
-		assert_int_equal(uring_read(u, fd, data[i], PIECE, next, i), 0);
+		assert_int_equal(start(u, fd, data[i], PIECE, next, i), 0);
 	}
-	assert_int_equal(uring_read(u, fd, data[0], PIECE, 0, 0), -EAGAIN);
+	assert_int_equal(start(u, fd, data[0], PIECE, 0, 0), -EAGAIN);
 	while (n_read < n_total) {
 		uint64_t tag;
 		assert_int_equal(uring_wait(u, &tag), 0);
@@ -61,10 +75,101 @@ static void read_whole(struct uring *u)
 			continue;
 		offsets[tag] = next;
 		n = n_total - next < PIECE ? n_total - next : PIECE;
-		assert_int_equal(uring_read(u, fd, data[tag], n, next, tag), 0);
+		assert_int_equal(start(u, fd, data[tag], n, next, tag), 0);
 		next += n;
 	}
 	assert_int_equal(uring_get_n_in_flight(u), 0);
+	close(fd);
+}
+
+static uint64_t count_blocks(int fd)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks;
+}
+
+/* Pages of [data, data + n_bytes) that are in this process's mapping (proc_pid_pagemap(5)). */
+static uint64_t count_mapped(const uint8_t *data, uint64_t n_bytes)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), n = 0;
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	for (uint64_t i = 0; i < n_bytes / page; i++) {
+		uint64_t entry;
+		off_t at = (off_t)(((uintptr_t)data / page + i) * sizeof(entry));
+		assert_int_equal(pread(fd, &entry, sizeof(entry), at), sizeof(entry));
+		n += entry >> 63;
+	}
+	close(fd);
+	return n;
+}
+
+/* Into a hole of a mapped file, at no multiple of a page: only what is read takes memory, and the
+ * pages leave the mapping again. The last half of the mapping has no file behind it. */
+static void read_fresh(struct uring *u)
+{
+	enum { FRESH = 4 * PIECE, AT = PIECE + 100 };
+	struct uring_read_params params = {
+		.fd = make_file(), .n_bytes = PIECE, .offset = 11, .is_fresh = true, .tag = 3};
+	int memfd = memfd_create("test-uring-fresh", MFD_CLOEXEC);
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), tag = 99;
+
+	assert_true(memfd >= 0);
+	assert_int_equal(ftruncate(memfd, FRESH), 0);
+	uint8_t *map = mmap(NULL, 2 * FRESH, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	assert_true(map != MAP_FAILED);
+	params.data = map + AT;
+	assert_int_equal(uring_read(u, &params), 0);
+	assert_int_equal(uring_wait(u, &tag), 0);
+	assert_int_equal(tag, 3);
+	assert_int_equal(count_blocks(memfd) * 512, PIECE + page);
+	assert_int_equal(count_mapped(map, FRESH), 0);
+	for (uint64_t i = 0; i < FRESH; i++) {
+		bool is_read = i >= AT && i < AT + PIECE;
+		if (map[i] != (is_read ? byte_at(params.offset + i - AT) : 0))
+			fail_msg("byte %llu", (unsigned long long)i);
+	}
+
+	/* No page can be made: an error and no signal, also where the first ones can. */
+	for (uint64_t i = 0; i < 2; i++) {
+		params.data = map + FRESH - i * page;
+		assert_int_equal(uring_read(u, &params), 0);
+		assert_int_equal(uring_wait(u, &tag), -ENOMEM);
+	}
+	assert_int_equal(uring_get_n_in_flight(u), 0);
+	munmap(map, 2 * FRESH);
+	close(memfd);
+	close(params.fd);
+}
+
+/* Without waiting: first nothing, then the read. */
+static void poll_one(struct uring *u)
+{
+	static uint8_t data[PIECE];
+	uint64_t tag = 99;
+	int fds[2], rc;
+
+	assert_int_equal(uring_poll(u, &tag), -EINVAL);
+	/* By io_uring a socket reads too, and then nothing comes for as long as one likes. */
+	if (uring_get_refusal(u) == 0) {
+		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+		assert_int_equal(start(u, fds[0], data, 1, 0, 5), 0);
+		assert_int_equal(uring_poll(u, &tag), -EAGAIN);
+		assert_int_equal(tag, 99);
+		close(fds[1]);
+		assert_int_equal(uring_wait(u, &tag), -ENODATA);
+		close(fds[0]);
+	}
+	int fd = make_file();
+	assert_int_equal(start(u, fd, data, PIECE, PIECE, 6), 0);
+	while ((rc = uring_poll(u, &tag)) == -EAGAIN)
+		usleep(100);
+	assert_int_equal(rc, 0);
+	assert_int_equal(tag, 6);
+	assert_int_equal(data[1], byte_at(PIECE + 1));
 	close(fd);
 }
 
@@ -75,17 +180,17 @@ static void read_errors(struct uring *u)
 	int fd = make_file();
 
 	assert_int_equal(uring_wait(u, &tag), -EINVAL);
-	assert_int_equal(uring_read(u, fd, data, 0, 0, 1), -EINVAL);
-	assert_int_equal(uring_read(u, fd, data, 1ull << 31, 0, 1), -EINVAL);
+	assert_int_equal(start(u, fd, data, 0, 0, 1), -EINVAL);
+	assert_int_equal(start(u, fd, data, 1ull << 31, 0, 1), -EINVAL);
 
 	/* The file ends inside the read: the bytes that are there come first, then the end. */
-	assert_int_equal(uring_read(u, fd, data, TAIL + 1, (uint64_t)N_PIECES * PIECE, 7), 0);
+	assert_int_equal(start(u, fd, data, TAIL + 1, (uint64_t)N_PIECES * PIECE, 7), 0);
 	assert_int_equal(uring_wait(u, &tag), -ENODATA);
 	assert_int_equal(tag, 7);
 	close(fd);
 
 	fd = open(".", O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-	assert_int_equal(uring_read(u, fd, data, PIECE, 0, 8), 0);
+	assert_int_equal(start(u, fd, data, PIECE, 0, 8), 0);
 	assert_int_equal(uring_wait(u, &tag), -EISDIR);
 	assert_int_equal(tag, 8);
 	close(fd);
@@ -99,7 +204,7 @@ static void leave_in_flight(struct uring *u)
 	int fd = make_file();
 
 	for (uint32_t i = 0; i < DEPTH; i++)
-		assert_int_equal(uring_read(u, fd, data[i], PIECE, i * PIECE, i), 0);
+		assert_int_equal(start(u, fd, data[i], PIECE, i * PIECE, i), 0);
 	close(fd);
 }
 
@@ -136,6 +241,50 @@ static void test_leave(void **state)
 	run(false, leave_in_flight);
 	run(true, leave_in_flight);
 	assert_null(uring_free(NULL));
+}
+
+static void test_fresh(void **state)
+{
+	(void)state;
+	run(false, read_fresh);
+	run(true, read_fresh);
+}
+
+static void test_poll(void **state)
+{
+	(void)state;
+	run(false, poll_one);
+	run(true, poll_one);
+}
+
+static unsigned count_tasks(void)
+{
+	DIR *dir = opendir("/proc/self/task");
+	unsigned n = 0;
+
+	assert_non_null(dir);
+	for (struct dirent *d = readdir(dir); d; d = readdir(dir))
+		n += d->d_name[0] != '.';
+	closedir(dir);
+	return n;
+}
+
+/* Threads that read, without a ring: as many as CPUs, from 8 to 16, and no more than reads. */
+static void test_threads(void **state)
+{
+	unsigned n_before = count_tasks();
+	struct uring *u;
+	cpu_set_t cpus;
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof(cpus), &cpus), 0);
+	unsigned n = (unsigned)CPU_COUNT(&cpus);
+	assert_int_equal(uring_new(URING_MAX_DEPTH, true, &u), 0);
+	assert_int_equal(count_tasks() - n_before, n < 8 ? 8 : n > 16 ? 16 : n);
+	uring_free(u);
+	assert_int_equal(uring_new(2, true, &u), 0);
+	assert_int_equal(count_tasks() - n_before, 2);
+	uring_free(u);
 }
 
 static void test_depth(void **state)
@@ -185,6 +334,9 @@ int main(void)
 		CASE(test_depth),
 		CASE(test_whole),
 		CASE(test_errors),
+		CASE(test_fresh),
+		CASE(test_poll),
+		CASE(test_threads),
 		CASE(test_leave),
 		CASE(test_denied),
 	};

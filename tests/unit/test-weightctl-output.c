@@ -12,6 +12,7 @@
 #include "weightctl/generation.h"
 #include "weightctl/sharing.h"
 #include "weightctl/status-json.h"
+#include "weightctl/status-names.h"
 
 static void test_figures(void **state)
 {
@@ -90,7 +91,11 @@ static struct weights_client_generation generations[] = {
 		.architecture = none,
 		.format = none,
 		.weights_bytes = 4000,
+		.identity = {0xab, [31] = 0xcd},
+		.has_identity = true,
+		.verified_ns = 5,
 		.n_leases = 2,
+		.residency = 1 << 0 | 1 << 1 | 1 << 3,
 		.n_allocs = 1,
 		.allocs = allocs},
 };
@@ -177,6 +182,17 @@ static void test_status_json(void **state)
 	assert_int_equal(integer(generation, "id"), 2);
 	assert_int_equal(integer(generation, "n_leases"), 2);
 	assert_string_equal(json_string_value(json_object_get(generation, "origin")), "loaded");
+	json_t *devices = json_object_get(generation, "devices");
+	assert_int_equal(json_array_size(devices), 3);
+	assert_int_equal(json_integer_value(at(devices, 0)), 0);
+	assert_int_equal(json_integer_value(at(devices, 2)), 3);
+	assert_int_equal(json_array_size(json_object_get(at(rows, 0), "devices")), 0);
+	const char *identity = json_string_value(json_object_get(generation, "identity"));
+	assert_int_equal(strlen(identity), 64);
+	assert_memory_equal(identity, "ab00", 4);
+	assert_string_equal(identity + 60, "00cd");
+	assert_int_equal(integer(generation, "verified_ns"), 5);
+	assert_string_equal(json_string_value(json_object_get(at(rows, 0), "identity")), "");
 	json_t *allocation = at(json_object_get(generation, "allocations"), 0);
 	assert_int_equal(integer(allocation, "n_bytes"), 4096);
 	assert_int_equal(integer(allocation, "inode"), 77);
@@ -192,6 +208,21 @@ static void test_status_json(void **state)
 	json_decref(s);
 }
 
+/* The column of ls: numbers from 0, as a person counts the rows of `status --devices`. */
+static void test_residency(void **state)
+{
+	(void)state;
+	assert_string_equal(status_names_residency(0).text, "-");
+	assert_string_equal(status_names_residency(1).text, "others");
+	assert_string_equal(status_names_residency(1 << 1).text, "0");
+	assert_string_equal(status_names_residency(1 << 1 | 1 << 2 | 1 << 12).text, "0,1,11");
+	assert_string_equal(status_names_residency(1 << 3 | 1).text, "2,others");
+	/* Whatever a weightd says. */
+	assert_true(strlen(status_names_residency(UINT32_MAX).text) <
+		    sizeof(status_names_residency(0).text));
+	assert_non_null(strstr(status_names_residency(UINT32_MAX).text, ",30,others"));
+}
+
 static void test_worker_json(void **state)
 {
 	(void)state;
@@ -199,13 +230,24 @@ static void test_worker_json(void **state)
 		.model = "demo",
 		.n_roles = 1,
 		.roles = {{.name = "kv", .placed_bytes = 5}},
-		.weightd_connected = true};
+		.weightd_connected = true,
+		.experts = {.n_slots = 12,
+			.n_bytes = 1ull << 33,
+			.n_found = 9,
+			.n_fetched = 3,
+			.n_direct = 2}};
 	json_t *s = status_json_worker(&w);
 
 	assert_non_null(s);
 	assert_int_equal(integer(s, "pid"), 7);
 	assert_int_equal(integer(at(json_object_get(s, "roles"), 0), "placed_bytes"), 5);
 	assert_true(json_is_true(json_object_get(s, "weightd_connected")));
+	json_t *experts = json_object_get(s, "experts");
+	assert_int_equal(integer(experts, "slots"), 12);
+	assert_int_equal(integer(experts, "bytes"), 1ll << 33);
+	assert_int_equal(integer(experts, "found"), 9);
+	assert_int_equal(integer(experts, "fetched"), 3);
+	assert_int_equal(integer(experts, "direct"), 2);
 	assert_string_equal(json_string_value(json_object_get(s, "state")), "ready");
 	json_decref(s);
 	w.is_parked = true;
@@ -254,6 +296,7 @@ int main(void)
 		CASE(test_strings),
 		CASE(test_clean),
 		CASE(test_sharing),
+		CASE(test_residency),
 		CASE(test_status_json),
 		CASE(test_worker_json),
 		CASE(test_generation_json),

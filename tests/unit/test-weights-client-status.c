@@ -15,6 +15,7 @@ static void fill_status(Wd__Status *s, Wd__Device *device, Wd__Model *model, Wd_
 	static Wd__Lease lease;
 	static Wd__Lease *leases[] = {&lease};
 	static Wd__WorkerReport report;
+	static uint8_t identity[] = "0123456789abcdef0123456789abcdef";
 
 	*device = weights_peer_device();
 	wd__allocation__init(&alloc);
@@ -26,6 +27,9 @@ static void fill_status(Wd__Status *s, Wd__Device *device, Wd__Model *model, Wd_
 	generation.state = WD__GENERATION_STATE__GENERATION_STATE_READY;
 	generation.origin = (char *)"loaded";
 	generation.weights_bytes = 10;
+	generation.residency = 5;
+	generation.identity = (ProtobufCBinaryData){.len = 32, .data = identity};
+	generation.verified_ns = 99;
 	generation.n_allocations = 1;
 	generation.allocations = allocs;
 	wd__model__init(model);
@@ -80,6 +84,9 @@ static void reads_status(void **state)
 	assert_string_equal(s.models[1].generations[0].state, "ready");
 	assert_string_equal(s.models[1].generations[0].origin, "loaded");
 	assert_string_equal(s.models[1].generations[0].path, "");
+	assert_true(s.models[1].generations[0].has_identity);
+	assert_int_equal(s.models[1].generations[0].identity[31], 'f');
+	assert_int_equal(s.models[1].generations[0].verified_ns, 99);
 	assert_int_equal(s.models[1].generations[0].n_allocs, 1);
 	assert_int_equal(s.models[1].generations[0].allocs[0].inode, 77);
 	assert_int_equal(s.models[1].generations[0].allocs[0].fd, -1);
@@ -98,6 +105,7 @@ static void reads_status(void **state)
 	weights_peer_reply(3, WD__REPLY__BODY_MODELS, &list, NULL);
 	assert_int_equal(weights_client_list(c, &e, &s), 0);
 	assert_int_equal(s.n_models, 1);
+	assert_int_equal(s.models[0].generations[0].residency, 5);
 	assert_int_equal(s.n_peers, 0);
 	weights_client_status_fini(&s);
 	weights_peer_close(c);
@@ -106,7 +114,7 @@ static void reads_status(void **state)
 static void refuses_a_bad_status(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 6; i++) {
+	for (int i = 0; i < 7; i++) {
 		struct weights_client *c = weights_peer_client();
 		struct weights_client_status s;
 		struct err e = ERR_NULL;
@@ -129,6 +137,8 @@ static void refuses_a_bad_status(void **state)
 			model.generations[0]->state = 6;
 		if (i == 1)
 			model.generations[0]->allocations[0]->placement = 5;
+		if (i == 6)
+			model.generations[0]->identity.len = 31;
 		if (i == 2)
 			p.role = 3;
 		if (i == 3)
@@ -149,11 +159,82 @@ static void refuses_a_bad_status(void **state)
 	}
 }
 
+static void reads_verified(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct weights_client_verified v;
+	struct err e = ERR_NULL;
+	Wd__Difference difference = WD__DIFFERENCE__INIT, *rows[] = {&difference};
+	Wd__Verified m = WD__VERIFIED__INIT;
+	struct fdlist fds;
+
+	(void)state;
+	difference.tensor = (char *)"output_norm.weight";
+	difference.allocation = 2;
+	difference.offset = 1 << 20;
+	difference.n_bytes = 5;
+	m.generation = 3;
+	m.n_bytes = 100;
+	m.elapsed_ns = 7;
+	m.n_tensors = 9;
+	m.n_differences = 1;
+	m.differences = rows;
+	weights_peer_reply(2, WD__REPLY__BODY_VERIFIED, &m, NULL);
+	assert_int_equal(weights_client_verify(c, "atlas", &e, &v), 0);
+	assert_int_equal(v.generation, 3);
+	assert_int_equal(v.n_bytes, 100);
+	assert_int_equal(v.elapsed_ns, 7);
+	assert_int_equal(v.n_tensors, 9);
+	assert_int_equal(v.n_differences, 1);
+	assert_string_equal(v.differences[0].tensor, "output_norm.weight");
+	assert_int_equal(v.differences[0].allocation, 2);
+	assert_int_equal(v.differences[0].offset, 1 << 20);
+	assert_int_equal(v.differences[0].n_bytes, 5);
+	Wd__Request *r = weights_peer_take(&fds);
+	assert_string_equal(r->verify->model, "atlas");
+	wd__request__free_unpacked(r, NULL);
+	weights_peer_close(c);
+}
+
+static void refuses_a_bad_verified(void **state)
+{
+	static char name[] = "01234567890123456789012345678901234567890123456789012345678901234567"
+			     "890123456789";
+	Wd__Difference *rows[65];
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct weights_client *c = weights_peer_client();
+		struct weights_client_verified v;
+		struct err e = ERR_NULL;
+		Wd__Difference difference = WD__DIFFERENCE__INIT;
+		Wd__Verified m = WD__VERIFIED__INIT;
+
+		for (int k = 0; k < 65; k++)
+			rows[k] = &difference;
+		m.n_tensors = 100;
+		m.n_differences = 64;
+		m.differences = rows;
+		if (i == 0)
+			m.n_differences = 65;
+		if (i == 1)
+			m.n_tensors = 63;
+		if (i == 2)
+			difference.tensor = name;
+		weights_peer_reply(2, WD__REPLY__BODY_VERIFIED, &m, NULL);
+		assert_int_equal(weights_client_verify(c, "atlas", &e, &v), -EPROTO);
+		assert_true(e.text[0] != '\0');
+		weights_peer_close(c);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(reads_status),
 		CASE(refuses_a_bad_status),
+		CASE(reads_verified),
+		CASE(refuses_a_bad_verified),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

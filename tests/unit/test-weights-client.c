@@ -63,6 +63,22 @@ static void passes_on_a_refused_hello(void **state)
 	assert_null(c);
 }
 
+/* It was let go before it could say Hello, and still knows why. */
+static void passes_on_a_refused_connection(void **state)
+{
+	struct weights_client *c = NULL;
+	struct err e = ERR_NULL;
+	int fd;
+
+	(void)state;
+	weights_peer_open(&fd);
+	weights_peer_done(7, 1);
+	weights_peer_error(0, EACCES, "not for uid 7");
+	close(weights_peer);
+	assert_int_equal(weights_client_new_connected(fd, WEIGHTS_CLIENT_CONTROL, &e, &c), -EACCES);
+	assert_string_equal(e.text, "not for uid 7");
+}
+
 static void refuses_a_bad_device(void **state)
 {
 	(void)state;
@@ -314,6 +330,44 @@ static void accepts_other_handles(void **state)
 	}
 }
 
+/* Acquire says what was refused: of each handle type the lowest index, and nothing before. */
+static void tells_refusals(void **state)
+{
+	struct weights_client *c = weights_peer_client();
+	struct lease_packet packet = {
+		.id = 2, .generation = 5, .n_allocs = 1, .has_manifest = true};
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+	struct fdlist fds;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		packet.id = 2 + i;
+		send_lease(&packet);
+		if (weights_client_acquire(c, "m", weights_peer_uuid, weights_peer_uuid, &e, &a))
+			fail_msg("%s", e.text);
+		Wd__Request *r = weights_peer_take(&fds);
+		assert_int_equal(r->acquire->n_refusals, 2 * i);
+		if (i == 1) {
+			assert_int_equal(
+				r->acquire->refusals[0]->handle_type, WEIGHTS_CLIENT_MEMFD);
+			assert_int_equal(r->acquire->refusals[0]->index, 0);
+			assert_int_equal(r->acquire->refusals[1]->handle_type, WEIGHTS_CLIENT_FILE);
+			assert_int_equal(r->acquire->refusals[1]->index, 17);
+		}
+		wd__request__free_unpacked(r, NULL);
+		weights_client_acquired_fini(&a);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 17), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_FILE, 18), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 9), 0);
+		assert_int_equal(weights_client_add_refusal(c, WEIGHTS_CLIENT_MEMFD, 0), 0);
+		assert_int_equal(weights_client_add_refusal(c, 0, 1), -EINVAL);
+		assert_int_equal(
+			weights_client_add_refusal(c, WEIGHTS_CLIENT_N_HANDLES, 1), -EINVAL);
+	}
+	weights_peer_close(c);
+}
+
 static void describes(void **state)
 {
 	struct weights_client *c = weights_peer_client();
@@ -453,6 +507,7 @@ struct seen {
 	int n;
 	enum weights_client_event_kind last;
 	char model[32];
+	uint64_t since_ns;
 };
 
 static void see(const struct weights_client_event *event, void *userdata)
@@ -461,6 +516,7 @@ static void see(const struct weights_client_event *event, void *userdata)
 
 	seen->n++;
 	seen->last = event->kind;
+	seen->since_ns = event->since_ns;
 	snprintf(seen->model, sizeof(seen->model), "%s", event->model);
 }
 
@@ -470,6 +526,7 @@ static void send_event(Wd__Event__Kind kind)
 
 	event.kind = kind;
 	event.model = (char *)"atlas";
+	event.since_ns = kind == WD__EVENT__KIND__CORRUPT ? 12 : 0;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 }
 
@@ -494,12 +551,16 @@ static void hands_events_on(void **state)
 	assert_int_equal(seen.n, 2);
 	assert_int_equal(seen.last, WEIGHTS_CLIENT_READY);
 	assert_string_equal(seen.model, "atlas");
+	send_event(WD__EVENT__KIND__CORRUPT);
+	assert_int_equal(weights_client_dispatch(c, &e), 0);
+	assert_int_equal(seen.last, WEIGHTS_CLIENT_CORRUPT);
+	assert_int_equal(seen.since_ns, 12);
 
 	/* In the middle of a call. */
 	send_event(WD__EVENT__KIND__UNLOADED);
 	weights_peer_done(3, 0);
 	assert_int_equal(weights_client_unload(c, "atlas", &e), 0);
-	assert_int_equal(seen.n, 3);
+	assert_int_equal(seen.n, 4);
 
 	close(weights_peer);
 	assert_int_equal(weights_client_dispatch(c, &e), -ECONNRESET);
@@ -519,7 +580,7 @@ static void refuses_bad_events(void **state)
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, &fds);
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
-	event.kind = 12;
+	event.kind = WD__EVENT__KIND__EXPELLED + 1;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */
@@ -558,12 +619,13 @@ static int reserve(struct weights_client *c, uint32_t request, uint64_t n_answer
 
 	reserved.n_bytes = n_answer;
 	weights_peer_reply(request, WD__REPLY__BODY_RESERVED, &reserved, NULL);
-	int r = weights_client_reserve(c, uuid, 100, 40, e, ret_bytes);
+	int r = weights_client_reserve(c, uuid, 100, 40, true, e, ret_bytes);
 	Wd__Request *q = weights_peer_take(&fds);
 	assert_int_equal(q->reserve->device_uuid.len, 16);
 	assert_int_equal(q->reserve->device_uuid.data[0], 5);
 	assert_int_equal(q->reserve->n_bytes, 100);
 	assert_int_equal(q->reserve->least_bytes, 40);
+	assert_true(q->reserve->modest);
 	wd__request__free_unpacked(q, NULL);
 	return r;
 }
@@ -650,10 +712,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(says_hello),
 		CASE(passes_on_a_refused_hello),
+		CASE(passes_on_a_refused_connection),
 		CASE(refuses_a_bad_device),
 		CASE(acquires_over_several_packets),
 		CASE(refuses_a_broken_lease),
 		CASE(accepts_other_handles),
+		CASE(tells_refusals),
 		CASE(describes),
 		CASE(refuses_a_broken_second_packet),
 		CASE(refuses_broken_packets),

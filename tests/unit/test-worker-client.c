@@ -481,6 +481,7 @@ static void reads_status(void **state)
 	struct worker_client *c = open_client();
 	Wk__Role role = WK__ROLE__INIT, *roles[9];
 	Wk__Status m = WK__STATUS__INIT;
+	Wk__Experts experts = WK__EXPERTS__INIT;
 	struct worker_client_status s = {.pid = -1};
 	struct err e = ERR_NULL;
 
@@ -505,14 +506,29 @@ static void reads_status(void **state)
 	assert_string_equal(s.roles[7].name, "scratch");
 	assert_int_equal(s.roles[7].placed_bytes, 100);
 	assert_true(s.weightd_connected);
+	assert_int_equal(s.experts.n_slots, 0);
+
+	experts.slots = 128;
+	experts.bytes = 1ull << 40;
+	experts.found = 3;
+	experts.fetched = 2;
+	experts.direct = 1;
+	m.experts = &experts;
+	reply(3, WK__REPLY__BODY_STATUS, &m);
+	assert_int_equal(worker_client_status(c, &e, &s), 0);
+	assert_int_equal(s.experts.n_slots, 128);
+	assert_true(s.experts.n_bytes == 1ull << 40);
+	assert_int_equal(s.experts.n_found, 3);
+	assert_int_equal(s.experts.n_fetched, 2);
+	assert_int_equal(s.experts.n_direct, 1);
 
 	s.pid = -1;
 	m.n_roles = 9;
-	reply(3, WK__REPLY__BODY_STATUS, &m);
+	reply(4, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	m.n_roles = 1;
 	role.name = (char *)"a name that is longer than any role has";
-	reply(4, WK__REPLY__BODY_STATUS, &m);
+	reply(5, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	assert_int_equal(s.pid, -1);
 	close_client(c);

@@ -8,6 +8,9 @@
 #include "proto/manifest.h"
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "workerd/expert-cache.h"
 #include "workerd/kv.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
@@ -55,6 +58,45 @@ static uint64_t count_expert_bytes(void)
 		n_bytes += t->n_bytes / t->ne[2];
 	}
 	return n_bytes;
+}
+
+static uint64_t count_scratch(void)
+{
+	struct vk_memory_counter bytes[VK_MEMORY_N_ROLES];
+
+	vk_memory_get_counters(device, bytes);
+	return bytes[VK_MEMORY_SCRATCH].requested_bytes;
+}
+
+/* What a plan counts before its first step, and the scratch it takes. */
+static void make_plan(uint64_t n_cache_bytes, uint32_t stream_rows,
+	struct expert_cache_counters *ret_counters, uint64_t *ret_scratch_bytes)
+{
+	const struct manifest_hparams *hp = model.weights->manifest->hparams;
+	struct kv_params kv_params = {.n_layers = hp->n_layers,
+		.n_head_kv = hp->n_head_kv,
+		.head_dim = hp->head_dim_k,
+		.n_slots = 1,
+		.n_ctx = N_CTX,
+		.n_tokens = N_CTX};
+	struct plan_params params = {.n_rows = 1,
+		.n_logit_rows = 1,
+		.stream_rows = stream_rows,
+		.n_expert_cache_bytes = n_cache_bytes};
+	struct plan_counters counters;
+	struct kv *kv = NULL;
+	struct plan *plan = NULL;
+	struct err e = ERR_NULL;
+
+	on_device_check(kv_new(device, &kv_params, &e, &kv), &e, "kv");
+	uint64_t n_before = count_scratch();
+	on_device_check(plan_new(device, model.weights, kv, &params, &e, &plan), &e, "plan");
+	*ret_scratch_bytes = count_scratch() - n_before;
+	plan_get_counters(plan, &counters);
+	*ret_counters = counters.experts;
+	plan_free(plan);
+	assert_int_equal(count_scratch(), n_before);
+	kv_free(kv);
 }
 
 /* Prefill of a chunk, then token by token; all logits of the tokens, [N_TOKENS][n_vocab]. */
@@ -142,10 +184,38 @@ static void test_bits_and_counters(void **state)
 	assert_int_equal(counters.experts.n_slots, 0);
 }
 
+static void test_bytes(void **state)
+{
+	const struct manifest_hparams *hp = model.weights->manifest->hparams;
+	const uint64_t n_all_bytes = count_expert_bytes() * hp->n_layers * hp->n_expert;
+	struct expert_cache_counters c;
+	uint64_t n_scratch, n_without;
+
+	(void)state;
+	make_plan(0, PLAN_NEVER_STREAM, &c, &n_without);
+	assert_int_equal(c.n_slots + c.n_bytes, 0);
+	/* All that was asked for is scratch, and no more than the experts is taken. */
+	make_plan(n_all_bytes / 2, PLAN_NEVER_STREAM, &c, &n_scratch);
+	assert_int_equal(c.n_bytes, n_all_bytes / 2);
+	assert_true(n_scratch >= n_without + c.n_bytes);
+	make_plan(2 * n_all_bytes, PLAN_NEVER_STREAM, &c, &n_scratch);
+	assert_int_equal(c.n_bytes, n_all_bytes);
+	assert_int_equal(c.n_found + c.n_fetched + c.n_direct, 0);
+	/* More than any device has. */
+	make_plan(EXPERT_CACHE_AUTO - 1, PLAN_NEVER_STREAM, &c, &n_scratch);
+	assert_int_equal(c.n_bytes, n_all_bytes);
+	/* What is left is enough for a model of this size, where that is not host memory. */
+	make_plan(EXPERT_CACHE_AUTO, PLAN_NEVER_STREAM, &c, &n_scratch);
+	assert_int_equal(c.n_bytes, vk_device_get_info(device)->is_software ? 0 : n_all_bytes);
+	/* Steps that copy all weights would never look into it. */
+	make_plan(n_all_bytes, 1, &c, &n_scratch);
+	assert_int_equal(c.n_slots, 0);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		CASE(test_bits_and_counters),
+		CASE(test_bytes), CASE(test_bits_and_counters), /* the last: it moves the experts */
 	};
 
 	if (!getenv("WEIGHTD_TEST_DATA"))

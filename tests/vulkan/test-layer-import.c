@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Imports as other drivers see them: host pointers refused by what they map, the poison after it,
- * dma-bufs, and the log by which a test knows what was imported. Plain Vulkan on vk_device's
+ * and the log by which a test knows what was imported. Plain Vulkan on vk_device's
  * objects, so that the vk room's own care is out of the way.
  */
 #include "tests/vulkan/on-device.h"
@@ -18,7 +18,6 @@
 enum { N_BYTES = 1 << 16 };
 
 #define HOST VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
-#define DMA_BUF VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT
 
 /* One mapping of a kind that /proc/self/maps tells apart. */
 struct region {
@@ -343,8 +342,13 @@ static void test_log(void **state)
 	vk_device_free(d);
 
 	json_t *log = layered_take_log();
-	assert_int_equal(json_array_size(log), 4);
-	const json_t *out = json_array_get(log, 0), *in = json_array_get(log, 1);
+	assert_int_equal(json_array_size(log), 5);
+	const json_t *out = json_array_get(log, 0), *in = json_array_get(log, 2);
+	const json_t *gone = json_array_get(log, 1);
+	assert_string_equal(layered_text(gone, "call"), "export");
+	assert_string_equal(layered_text(gone, "handle"), "opaque-fd");
+	assert_int_equal(layered_number(gone, "id"), layered_number(out, "id"));
+	assert_int_equal(layered_number(gone, "inode"), (long long)st.st_ino);
 	assert_string_equal(layered_text(out, "call"), "allocate");
 	assert_int_equal(layered_number(out, "pid"), getpid());
 	assert_int_equal(layered_number(out, "size"), params.n_bytes);
@@ -367,147 +371,6 @@ static void test_log(void **state)
 	json_decref(log);
 }
 
-/* Two devices of a file's worth of dma-buf: exported as one, imported as one, same bytes. */
-static VkDevice make_dma_device(struct vk_device *d)
-{
-	static const char *const names[] = {VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME,
-		VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME};
-	float priority = 1.0f;
-	VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
-		.queueCount = 1,
-		.pQueuePriorities = &priority};
-	VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-		.queueCreateInfoCount = 1,
-		.pQueueCreateInfos = &queue,
-		.enabledExtensionCount = ARRAY_SIZE(names),
-		.ppEnabledExtensionNames = names};
-	VkDevice device = VK_NULL_HANDLE;
-
-	assert_int_equal(vkCreateDevice(d->physical, &info, NULL, &device), VK_SUCCESS);
-	return device;
-}
-
-static VkResult import_dma_buf(VkDevice device, int fd, uint32_t type, VkDeviceMemory *ret_memory)
-{
-	VkImportMemoryFdInfoKHR import = {.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR,
-		.handleType = DMA_BUF,
-		.fd = fd};
-	VkMemoryAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-		.pNext = &import,
-		.allocationSize = N_BYTES,
-		.memoryTypeIndex = type};
-
-	*ret_memory = VK_NULL_HANDLE;
-	return vkAllocateMemory(device, &info, NULL, ret_memory);
-}
-
-/* Writes at one memory's host pointer or reads there, through a map of its own. */
-static uint32_t *map(VkDevice device, VkDeviceMemory memory)
-{
-	void *pointer = NULL;
-
-	assert_int_equal(vkMapMemory(device, memory, 0, VK_WHOLE_SIZE, 0, &pointer), VK_SUCCESS);
-	return pointer;
-}
-
-static VkExternalMemoryFeatureFlags dma_buf_features(struct vk_device *d)
-{
-	VkPhysicalDeviceExternalBufferInfo info = {
-		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO,
-		.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT,
-		.handleType = DMA_BUF};
-	VkExternalBufferProperties p = {.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES};
-
-	vkGetPhysicalDeviceExternalBufferProperties(d->physical, &info, &p);
-	return p.externalMemoryProperties.externalMemoryFeatures;
-}
-
-static void test_dma_buf(void **state)
-{
-	VkExportMemoryAllocateInfo export = {
-		.sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO, .handleTypes = DMA_BUF};
-	VkMemoryAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-		.pNext = &export,
-		.allocationSize = N_BYTES,
-		.memoryTypeIndex = LAYERED_HOST};
-	VkDeviceMemory out = VK_NULL_HANDLE, in;
-	int fd = -1;
-
-	(void)state;
-	/* Both ways as they are named, whatever the driver has (Mesa 25 imports dma-bufs). */
-	layered_set("HEAPS", LAYERED_GPU);
-	layered_set("DMA_BUF", "export");
-	struct vk_device *d = on_device_new();
-	assert_int_equal(dma_buf_features(d), VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT);
-	vk_device_free(d);
-
-	layered_set("DMA_BUF", "export,import");
-	layered_start_log();
-	d = on_device_new();
-	assert_int_equal(dma_buf_features(d), VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT |
-						      VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT);
-	VkDevice device = make_dma_device(d);
-	PFN_vkGetMemoryFdKHR get_fd =
-		(PFN_vkGetMemoryFdKHR)vkGetDeviceProcAddr(device, "vkGetMemoryFdKHR");
-	assert_int_equal(vkAllocateMemory(device, &info, NULL, &out), VK_SUCCESS);
-	assert_int_equal(
-		get_fd(device,
-			&(VkMemoryGetFdInfoKHR){.sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR,
-				.memory = out,
-				.handleType = DMA_BUF},
-			&fd),
-		VK_SUCCESS);
-	map(device, out)[N_BYTES / 4 - 1] = 4711;
-	assert_int_equal(import_dma_buf(device, fd, LAYERED_HOST, &in), VK_SUCCESS);
-	assert_int_equal(map(device, in)[N_BYTES / 4 - 1], 4711);
-	vkFreeMemory(device, in, NULL);
-	vkFreeMemory(device, out, NULL);
-	/* A plain memfd is not one of the driver's. */
-	fd = memfd_create("plain", MFD_CLOEXEC);
-	assert_int_equal(ftruncate(fd, N_BYTES), 0);
-	assert_int_equal(
-		import_dma_buf(device, fd, LAYERED_HOST, &in), VK_ERROR_INVALID_EXTERNAL_HANDLE);
-	close(fd);
-	vkDestroyDevice(device, NULL);
-	vk_device_free(d);
-
-	json_t *log = layered_take_log();
-	assert_string_equal(json_string_value(json_array_get(
-				    json_object_get(json_array_get(log, 0), "export"), 0)),
-		"dma-buf");
-	assert_string_equal(layered_text(json_array_get(log, 1), "import.handle"), "dma-buf");
-	json_decref(log);
-}
-
-static void test_dma_buf_memfd(void **state)
-{
-	VkDeviceMemory in;
-	VkMemoryFdPropertiesKHR p = {.sType = VK_STRUCTURE_TYPE_MEMORY_FD_PROPERTIES_KHR};
-
-	(void)state;
-	layered_set("DMA_BUF", "memfd");
-	struct vk_device *d = on_device_new();
-	VkDevice device = make_dma_device(d);
-	PFN_vkGetMemoryFdPropertiesKHR get = (PFN_vkGetMemoryFdPropertiesKHR)vkGetDeviceProcAddr(
-		device, "vkGetMemoryFdPropertiesKHR");
-	int fd = memfd_create("plain", MFD_CLOEXEC);
-	assert_int_equal(ftruncate(fd, N_BYTES), 0);
-	uint32_t *pages = mmap(NULL, N_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	assert_ptr_not_equal(pages, MAP_FAILED);
-	pages[N_BYTES / 4 - 1] = 815;
-	assert_int_equal(get(device, DMA_BUF, fd, &p), VK_SUCCESS);
-	assert_int_equal(p.memoryTypeBits, 1);
-	assert_int_equal(import_dma_buf(device, fd, 0, &in), VK_SUCCESS);
-	uint32_t *words = map(device, in);
-	assert_int_equal(words[N_BYTES / 4 - 1], 815);
-	words[0] = 42;
-	assert_int_equal(pages[0], 42);
-	vkFreeMemory(device, in, NULL);
-	vkDestroyDevice(device, NULL);
-	vk_device_free(d);
-	munmap(pages, N_BYTES);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -518,8 +381,6 @@ int main(void)
 		LAYERED_CASE(test_poison_is_of_the_instance),
 		LAYERED_CASE(test_refuse_from),
 		LAYERED_CASE(test_log),
-		LAYERED_CASE(test_dma_buf),
-		LAYERED_CASE(test_dma_buf_memfd),
 	};
 
 	layered_require();

@@ -1,315 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The loader from an opened file to what an importer finds behind the descriptors, and everything
- * that goes wrong on the way.
- */
-#include "tests/vulkan/on-device.h"
+/* The loader from an opened file to what an importer finds behind the descriptors. */
+#include "tests/vulkan/on-loader.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <vulkan/vulkan_core.h>
 
 #include "proto/manifest.h"
-#include "vk/share.h"
 #include "weightd/export.h"
-#include "weightd/gguf.h"
-#include "weightd/loader.h"
-#include "weightd/policy.h"
-#include "weightd/source.h"
 
-enum { WAIT_MS = 50000, SMALL_HEAP = 40 << 20, WINDOW = 1 << 20 };
-
-VkResult __real_vkQueueSubmit2(
-	VkQueue queue, uint32_t n, const VkSubmitInfo2 *infos, VkFence fence);
-VkResult __wrap_vkQueueSubmit2(
-	VkQueue queue, uint32_t n, const VkSubmitInfo2 *infos, VkFence fence);
-void __real_vkGetPhysicalDeviceMemoryProperties2(
-	VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 *ret);
-void __wrap_vkGetPhysicalDeviceMemoryProperties2(
-	VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 *ret);
-
-VkResult __real_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
-	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret);
-VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
-	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret);
-
-static volatile int fail_alloc; /* the allocation that fails, from 1; 0: none */
-
-VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
-	const VkAllocationCallbacks *allocator, VkDeviceMemory *ret)
-{
-	if (fail_alloc > 0 && --fail_alloc == 0)
-		return VK_ERROR_OUT_OF_DEVICE_MEMORY;
-	return __real_vkAllocateMemory(device, info, allocator, ret);
-}
-
-/* Called once on the loader thread at the next submission; what it returns is the answer. */
-static VkResult (*volatile at_submit)(void);
-static uint64_t heap_bytes; /* of every heap; 0: the truth */
-static int file_fd;         /* at_submit's */
-
-VkResult __wrap_vkQueueSubmit2(VkQueue queue, uint32_t n, const VkSubmitInfo2 *infos, VkFence fence)
-{
-	VkResult (*fn)(void) = at_submit;
-
-	at_submit = NULL;
-	VkResult r = fn ? fn() : VK_SUCCESS;
-	return r ? r : __real_vkQueueSubmit2(queue, n, infos, fence);
-}
-
-void __wrap_vkGetPhysicalDeviceMemoryProperties2(
-	VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 *ret)
-{
-	__real_vkGetPhysicalDeviceMemoryProperties2(device, ret);
-	for (uint32_t i = 0; heap_bytes && i < ret->memoryProperties.memoryHeapCount; i++)
-		ret->memoryProperties.memoryHeaps[i].size = heap_bytes;
-}
-
-static int open_model(void)
-{
-	char path[4096];
-
-	snprintf(
-		path, sizeof(path), "%s/models/atlas-dense-q8_0.gguf", getenv("WEIGHTD_TEST_DATA"));
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0);
-	return fd;
-}
-
-/* A copy that a test may change. */
-static int copy_model(void)
-{
-	struct stat st;
-	int from = open_model();
-	int fd = memfd_create("test-loader", MFD_CLOEXEC);
-
-	assert_true(fd >= 0);
-	assert_int_equal(fstat(from, &st), 0);
-	uint8_t *data = malloc((size_t)st.st_size);
-	assert_non_null(data);
-	assert_int_equal(pread(from, data, (size_t)st.st_size, 0), st.st_size);
-	assert_int_equal(pwrite(fd, data, (size_t)st.st_size, 0), st.st_size);
-	free(data);
-	close(from);
-	return fd;
-}
-
-static struct policy policy; /* of the loaders of a case; set before start */
-static struct source_account account;
-
-static struct loader *start_with(const struct loader_params *params)
-{
-	struct loader_params p = *params;
-	struct loader *l = NULL;
-	struct err e = ERR_NULL;
-
-	p.device = on_device_select();
-	p.policy = &policy;
-	p.account = &account;
-	on_device_check(loader_new(&p, &e, &l), &e, "loader");
-	return l;
-}
-
-static struct loader *start(uint64_t alloc_bytes, bool use_pread)
-{
-	return start_with(
-		&(struct loader_params){.alloc_bytes = alloc_bytes, .use_pread = use_pread});
-}
-
-static void place(const char *rule)
-{
-	struct err e = ERR_NULL;
-
-	on_device_check(policy_add_rule(&policy, rule, &e), &e, "rule");
-}
-
-/* Closes fd. */
-static int load_fd(struct loader *l, uint64_t generation, int fd, struct err *ret_err)
-{
-	struct source *source = NULL;
-	int rc = source_new(fd, false, &account, ret_err, &source);
-
-	close(fd);
-	if (rc == 0)
-		rc = loader_load(l, generation, source, false, ret_err);
-	source_unref(source);
-	return rc;
-}
-
-/* The next result that is no progress. */
-static struct loader_result wait_result(struct loader *l)
-{
-	struct loader_result r;
-
-	for (;;) {
-		struct pollfd p = {.fd = loader_get_fd(l), .events = POLLIN};
-		while (loader_take_result(l, &r))
-			if (r.kind != LOADER_PROGRESS)
-				return r;
-		assert_int_equal(poll(&p, 1, WAIT_MS), 1);
-	}
-}
-
-static struct loader_result load(struct loader *l, uint64_t generation, int fd)
-{
-	struct err e = ERR_NULL;
-
-	on_device_check(load_fd(l, generation, fd, &e), &e, "load");
-	struct loader_result r = wait_result(l);
-	assert_int_equal(r.generation, generation);
-	return r;
-}
-
-static struct export *load_ready(struct loader *l, uint64_t generation)
-{
-	struct loader_result r = load(l, generation, open_model());
-
-	if (r.kind != LOADER_READY)
-		fail_msg("load: %d %s", r.code, r.err.text);
-	assert_true(r.load_ns > 0);
-	return r.export;
-}
-
-static uint64_t count_weights(struct loader *l)
-{
-	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
-	uint64_t weights[VK_DEVICE_MAX_HEAPS];
-	uint64_t n = 0;
-
-	loader_get_heaps(l, heaps, weights);
-	for (uint32_t i = 0; i < loader_get_info(l)->n_heaps; i++)
-		n += weights[i];
-	return n;
-}
-
-/* The account follows the loader thread, some time later. */
-static void wait_weights(struct loader *l, uint64_t n_bytes)
-{
-	for (int i = 0; i < 1000 && count_weights(l) != n_bytes; i++)
-		usleep(5000);
-	assert_int_equal(count_weights(l), n_bytes);
-}
-
-/* The loader's thread frees what was released, in its own time. */
-static void wait_nothing_staged(void)
-{
-	for (int i = 0; i < 1000 && atomic_load(&account.n_staged_bytes); i++)
-		usleep(5000);
-	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
-}
-
-/* What another process gets of an allocation with memory of its own: imported and read whole. */
-static uint8_t *import_memory(struct vk_device *d, const struct export_alloc *a)
-{
-	const struct vk_share_params params = {.n_bytes = a->n_bytes,
-		.buffer_bytes = a->buffer_bytes,
-		.memory_type_index = a->memory_type_index,
-		.is_dedicated = a->is_dedicated};
-	struct vk_memory *m = NULL;
-	struct err err = ERR_NULL;
-	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
-
-	on_device_check(vk_share_import(d, fd, &params, VK_MEMORY_WEIGHTS, "import", &err, &m),
-		&err, "import");
-	struct vk_command *c = on_device_command(d, 0);
-	vk_command_begin(c);
-	vk_command_acquire(c, m);
-	on_device_run(d, c);
-	vk_command_free(c);
-	uint8_t *data = (uint8_t *)on_device_read(d, m);
-	vk_memory_free(m);
-	return data;
-}
-
-/* Of a window: what its mapping shows. */
-static uint8_t *read_window(const struct export_alloc *a)
-{
-	int prot = a->is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-	uint8_t *data = malloc(a->buffer_bytes);
-	void *map = mmap(NULL, a->n_bytes, prot, MAP_SHARED, a->fd, (off_t)a->file_offset);
-
-	assert_non_null(data);
-	assert_true(map != MAP_FAILED);
-	memcpy(data, map, a->buffer_bytes);
-	munmap(map, a->n_bytes);
-	return data;
-}
-
-static uint8_t **import_all(struct vk_device *d, const struct export *e)
-{
-	uint8_t **data = calloc(e->n_allocs, sizeof(*data));
-
-	assert_non_null(data);
-	for (uint32_t i = 0; i < e->n_allocs; i++) {
-		const struct export_alloc *a = &e->allocs[i];
-		struct stat st;
-
-		assert_int_equal(fstat(a->fd, &st), 0);
-		assert_int_equal(a->inode, st.st_ino);
-		assert_int_equal(a->dev, st.st_dev);
-		data[i] = export_has_memory(a) ? import_memory(d, a) : read_window(a);
-	}
-	return data;
-}
-
-static uint64_t count_zeros(const uint8_t *data, uint64_t n_bytes)
-{
-	uint64_t n = 0;
-
-	for (uint64_t i = 0; i < n_bytes; i++)
-		n += data[i] == 0;
-	return n;
-}
-
-/* Every tensor is byte for byte what the file says; every byte of device memory that is no
- * tensor's is zero. */
-static void check_contents(const struct export *e)
-{
-	struct vk_device *d = on_device_new();
-	uint8_t **data = import_all(d, e);
-	int fd = open_model();
-	struct gguf *g = NULL;
-	struct manifest *m = NULL;
-	struct err err = ERR_NULL;
-	uint64_t n_tensor_bytes = 0, n_alloc_bytes = 0, n_zeros = 0, n_tensor_zeros = 0;
-
-	on_device_check(gguf_read(fd, &err, &g), &err, "gguf");
-	on_device_check(manifest_open(e->manifest_fd, &err, &m), &err, "manifest");
-	assert_int_equal(m->n_allocs, e->n_allocs);
-	assert_int_equal(m->n_tensors, g->n_tensors);
-	assert_int_equal(e->n_tensors, g->n_tensors);
-	for (uint64_t i = 0; i < g->n_tensors; i++) {
-		const struct gguf_tensor *t = &g->tensors[i];
-		char name[128];
-		snprintf(name, sizeof(name), "%.*s", (int)t->name.n_bytes, t->name.data);
-		const struct manifest_tensor *mt = manifest_find_tensor(m, name);
-		assert_non_null(mt);
-		uint8_t *expected = malloc(t->n_bytes);
-		assert_non_null(expected);
-		assert_int_equal(
-			pread(fd, expected, t->n_bytes, (off_t)t->offset), (ssize_t)t->n_bytes);
-		assert_memory_equal(expected, data[mt->alloc] + mt->offset, t->n_bytes);
-		n_tensor_bytes += t->n_bytes;
-		n_tensor_zeros += count_zeros(expected, t->n_bytes);
-		free(expected);
-	}
-	for (uint32_t i = 0; i < e->n_allocs; i++) {
-		assert_int_equal(m->allocs[i].n_bytes, e->allocs[i].buffer_bytes);
-		n_alloc_bytes += e->allocs[i].buffer_bytes;
-		n_zeros += count_zeros(data[i], e->allocs[i].buffer_bytes);
-		free(data[i]);
-	}
-	/* Windows overlap and show what is between tensors in a file. */
-	if (e->device_bytes == e->weights_bytes)
-		assert_int_equal(n_zeros - n_tensor_zeros, n_alloc_bytes - n_tensor_bytes);
-	free(data);
-	manifest_free(m);
-	gguf_free(g);
-	close(fd);
-	vk_device_free(d);
-}
+enum { WINDOW = 1 << 20 };
 
 static void test_contents(void **state)
 {
@@ -318,15 +16,15 @@ static void test_contents(void **state)
 
 	(void)state;
 	for (unsigned i = 0; i < 2 * ARRAY_SIZE(limits); i++) {
-		struct loader *l = start(limits[i / 2], i % 2);
-		struct export *e = load_ready(l, 1);
+		struct loader *l = on_loader_start(limits[i / 2], i % 2);
+		struct export *e = on_loader_load_ready(l, 1);
 		assert_string_equal(e->architecture, "qwen3");
 		assert_string_equal(e->format, "q8_0");
 		assert_true(i < 2 ? e->n_allocs == 1 : e->n_allocs > 4);
-		check_contents(e);
-		wait_weights(l, e->weights_bytes);
+		on_loader_check_contents(e);
+		on_loader_wait_weights(l, e->weights_bytes);
 		loader_release(l, e);
-		wait_weights(l, 0);
+		on_loader_wait_weights(l, 0);
 		assert_null(loader_free(l));
 	}
 }
@@ -342,10 +40,10 @@ static void test_host_placements(void **state)
 
 	(void)state;
 	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
-		place(rows[i].rule);
-		struct loader *l = start_with(
+		on_loader_place(rows[i].rule);
+		struct loader *l = on_loader_start_with(
 			&(struct loader_params){.window_bytes = WINDOW, .use_pread = i % 2});
-		struct export *e = load_ready(l, 1);
+		struct export *e = on_loader_load_ready(l, 1);
 		unsigned n_larger = 0;
 
 		assert_true(e->n_allocs > 5);
@@ -354,7 +52,7 @@ static void test_host_placements(void **state)
 			assert_int_equal(e->allocs[k].n_bytes % 4096, 0);
 			n_larger += e->allocs[k].n_bytes > WINDOW;
 			/* What is larger than a window cannot be pinned. */
-			assert_int_equal(e->allocs[k].handle,
+			assert_int_equal(e->allocs[k].main.handle,
 				e->allocs[k].placement == MANIFEST_PLACEMENT_STAGED ? EXPORT_MEMFD
 										    : EXPORT_FILE);
 		}
@@ -363,16 +61,16 @@ static void test_host_placements(void **state)
 		 */
 		bool is_staged_instead =
 			strstr(rows[i].rule, "pinned") && !loader_get_info(l)->is_software;
-		assert_int_equal(e->allocs[e->n_allocs - 1].handle,
+		assert_int_equal(e->allocs[e->n_allocs - 1].main.handle,
 			is_staged_instead ? EXPORT_MEMFD : rows[i].handle);
 		assert_int_equal(e->device_bytes, 0);
-		check_contents(e);
-		wait_weights(l, 0);
+		on_loader_check_contents(e);
+		on_loader_wait_weights(l, 0);
 		loader_release(l, e);
 		loader_free(l);
 		/* Everything that was staged is back. */
-		assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
-		policy = (struct policy){0};
+		assert_int_equal(atomic_load(&on_loader_account.n_staged_bytes), 0);
+		on_loader_policy = (struct policy){0};
 	}
 }
 
@@ -380,45 +78,45 @@ static void test_host_placements(void **state)
 static void test_budget(void **state)
 {
 	(void)state;
-	place("blk.*=staged");
-	place("blk.0.*=device");
-	policy.vram_budget = 4 << 20;
-	struct loader *l = start(0, false);
-	struct export *e = load_ready(l, 1);
+	on_loader_place("blk.*=staged");
+	on_loader_place("blk.0.*=device");
+	on_loader_policy.vram_budget = 4 << 20;
+	struct loader *l = on_loader_start(0, false);
+	struct export *e = on_loader_load_ready(l, 1);
 
 	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] > 0);
 	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] > 0);
 	assert_int_equal(e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED], 0);
-	assert_true(e->device_bytes <= policy.vram_budget);
-	check_contents(e);
+	assert_true(e->device_bytes <= on_loader_policy.vram_budget);
+	on_loader_check_contents(e);
 	for (uint32_t i = 0; i < e->n_allocs; i++) {
 		const struct export_alloc *a = &e->allocs[i];
-		if (a->handle != EXPORT_MEMFD)
+		if (a->main.handle != EXPORT_MEMFD)
 			continue;
 		assert_true(a->is_writable);
 		assert_int_equal(
-			fcntl(a->fd, F_GET_SEALS), F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW);
-		assert_int_equal(ftruncate(a->fd, 0), -1);
+			fcntl(a->main.fd, F_GET_SEALS), F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW);
+		assert_int_equal(ftruncate(a->main.fd, 0), -1);
 	}
 	/* Only what is staged takes memory. */
-	uint64_t staged = atomic_load(&account.n_staged_bytes);
+	uint64_t staged = atomic_load(&on_loader_account.n_staged_bytes);
 	assert_true(staged >= e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED]);
 	assert_true(staged < e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] + (1 << 20));
 	loader_release(l, e);
 	loader_free(l);
-	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+	assert_int_equal(atomic_load(&on_loader_account.n_staged_bytes), 0);
 
 	/* A host budget below that: paged, and counted. */
-	policy.host_budget = 1 << 20;
-	l = start(0, false);
-	e = load_ready(l, 1);
-	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] <= policy.host_budget);
+	on_loader_policy.host_budget = 1 << 20;
+	l = on_loader_start(0, false);
+	e = on_loader_load_ready(l, 1);
+	assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] <= on_loader_policy.host_budget);
 	assert_int_equal(e->n_unmet_bytes, e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED]);
 	assert_true(e->n_unmet_bytes > 0);
-	check_contents(e);
+	on_loader_check_contents(e);
 	loader_release(l, e);
 	loader_free(l);
-	policy = (struct policy){0};
+	on_loader_policy = (struct policy){0};
 }
 
 static struct export *load_source(
@@ -427,7 +125,7 @@ static struct export *load_source(
 	struct err e = ERR_NULL;
 
 	on_device_check(loader_load(l, generation, source, is_foreign, &e), &e, "load");
-	struct loader_result r = wait_result(l);
+	struct loader_result r = on_loader_wait_result(l);
 	if (r.kind != LOADER_READY)
 		fail_msg("load: %d %s", r.code, r.err.text);
 	assert_int_equal(r.is_foreign, is_foreign);
@@ -439,188 +137,65 @@ static void test_one_memfd_for_all(void **state)
 {
 	struct source *source = NULL;
 	struct err err = ERR_NULL;
-	int fd = open_model();
+	int fd = on_loader_open_model();
 
 	(void)state;
-	place("blk.*=staged");
-	struct loader *l = start(0, false);
-	assert_int_equal(source_new(fd, false, &account, &err, &source), 0);
+	on_loader_place("blk.*=staged");
+	struct loader *l = on_loader_start(0, false);
+	assert_int_equal(source_new(fd, false, &on_loader_account, &err, &source), 0);
 	close(fd);
 	struct export *here = load_source(l, 1, source, false);
-	uint64_t staged = atomic_load(&account.n_staged_bytes);
+	uint64_t staged = atomic_load(&on_loader_account.n_staged_bytes);
 	struct export *there = load_source(l, 1, source, true);
 
-	assert_int_equal(here->allocs[here->n_allocs - 1].handle, EXPORT_MEMFD);
+	assert_int_equal(here->allocs[here->n_allocs - 1].main.handle, EXPORT_MEMFD);
 	assert_int_equal(there->device_bytes, 0);
-	assert_true(atomic_load(&account.n_staged_bytes) > staged);
-	assert_true(atomic_load(&account.n_staged_bytes) <= 7 << 20);
+	assert_true(atomic_load(&on_loader_account.n_staged_bytes) > staged);
+	assert_true(atomic_load(&on_loader_account.n_staged_bytes) <= 7 << 20);
 	for (uint32_t i = 0; i < there->n_allocs; i++) {
-		assert_int_equal(there->allocs[i].handle, EXPORT_MEMFD);
-		assert_int_equal(there->allocs[i].inode, here->allocs[here->n_allocs - 1].inode);
+		assert_int_equal(there->allocs[i].main.handle, EXPORT_MEMFD);
+		assert_int_equal(
+			there->allocs[i].main.inode, here->allocs[here->n_allocs - 1].main.inode);
 		assert_int_equal(there->allocs[i].file_offset % (64 << 10), 0);
 	}
-	check_contents(here);
-	check_contents(there);
+	on_loader_check_contents(here);
+	on_loader_check_contents(there);
 	loader_release(l, here);
-	check_contents(there);
+	on_loader_check_contents(there);
 	loader_release(l, there);
 	source_unref(source);
 	loader_free(l);
-	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
-	policy = (struct policy){0};
-}
-
-/* An allocation that fails, wherever it is: less on the device, or a refusal; nothing is left. */
-static void test_allocation_fails(void **state)
-{
-	struct loader *l = start(1 << 20, false);
-	unsigned n_ready = 0, n_refused = 0;
-
-	(void)state;
-	for (int n = 1; n < 12; n++) {
-		fail_alloc = n;
-		struct loader_result r = load(l, (uint64_t)n, open_model());
-		fail_alloc = 0;
-		if (r.kind == LOADER_READY) {
-			check_contents(r.export);
-			loader_release(l, r.export);
-			n_ready++;
-		} else {
-			assert_int_equal(r.kind, LOADER_FAILED);
-			assert_int_equal(r.code, -ENOMEM);
-			n_refused++;
-		}
-		wait_weights(l, 0);
-		wait_nothing_staged();
-	}
-	/* Those before the ring's were placed anew; the ring cannot do without. */
-	assert_true(n_ready > 5);
-	assert_true(n_refused <= 1);
-	loader_free(l);
+	assert_int_equal(atomic_load(&on_loader_account.n_staged_bytes), 0);
+	on_loader_policy = (struct policy){0};
 }
 
 /* What nobody took or released goes with the loader. */
 static void test_left(void **state)
 {
-	struct loader *l = start(0, false);
+	struct loader *l = on_loader_start(0, false);
 	struct err e = ERR_NULL;
 
 	(void)state;
-	(void)load_ready(l, 1);
-	assert_int_equal(load_fd(l, 2, open_model(), &e), 0);
-	assert_int_equal(load_fd(l, 3, open_model(), &e), 0);
+	(void)on_loader_load_ready(l, 1);
+	assert_int_equal(on_loader_load_fd(l, 2, on_loader_open_model(), &e), 0);
+	assert_int_equal(on_loader_load_fd(l, 3, on_loader_open_model(), &e), 0);
 	loader_free(l);
 	assert_null(loader_free(NULL));
 }
 
-static void check_refused(struct loader *l, int fd, int code, const char *text)
-{
-	struct loader_result r = load(l, 9, fd);
-
-	assert_int_equal(r.kind, LOADER_FAILED);
-	if (!strstr(r.err.text, text))
-		fail_msg("expected \"%s\", found \"%s\"", text, r.err.text);
-	assert_int_equal(r.code, code);
-	wait_weights(l, 0);
-}
-
-static void test_refused(void **state)
-{
-	struct loader *l = start(0, false);
-	struct stat st;
-
-	(void)state;
-	check_refused(l, open("/", O_RDONLY | O_CLOEXEC | O_DIRECTORY), -EINVAL, "director");
-	check_refused(l, memfd_create("empty", MFD_CLOEXEC), -EINVAL, "");
-	check_refused(l, open("/dev/null", O_RDONLY | O_CLOEXEC), -EINVAL, "");
-	int fd = copy_model();
-	assert_int_equal(fstat(fd, &st), 0);
-	assert_int_equal(ftruncate(fd, st.st_size - 1000), 0);
-	check_refused(l, fd, -EINVAL, "");
-	loader_release(l, load_ready(l, 10));
-	loader_free(l);
-
-	place("*=device");
-	l = start(10000, false);
-	check_refused(l, open_model(), -E2BIG, "in one piece");
-	loader_free(l);
-	policy = (struct policy){0};
-}
-
-static VkResult cut_file(void)
-{
-	if (ftruncate(file_fd, 1 << 20) < 0)
-		abort(); /* no assertions on this thread */
-	return VK_SUCCESS;
-}
-
-static VkResult write_file(void)
-{
-	if (pwrite(file_fd, "x", 1, 1 << 20) != 1)
-		abort();
-	return VK_SUCCESS;
-}
-
-static void test_file_changes(void **state)
-{
-	(void)state;
-	for (int use_pread = 0; use_pread < 2; use_pread++) {
-		struct loader *l = start(0, use_pread);
-		int fd = copy_model();
-
-		/* mtime moves in ticks of the kernel's clock: not within the one of the copy. */
-		usleep(20000);
-		file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		at_submit = write_file;
-		check_refused(l, fd, -ESTALE, "somebody wrote to it");
-		at_submit = cut_file;
-		struct loader_result r = load(l, 2, fcntl(file_fd, F_DUPFD_CLOEXEC, 0));
-		assert_int_equal(r.kind, LOADER_FAILED);
-		/* With every read done before the cut it is the size that tells. */
-		assert_true(r.code == -ESTALE || r.code == -ENODATA);
-		close(file_fd);
-		loader_free(l);
-	}
-}
-
-static VkResult lose_device(void)
-{
-	return VK_ERROR_DEVICE_LOST;
-}
-
-static void test_device_lost(void **state)
-{
-	struct loader *l = start(0, false);
-	struct export *before = load_ready(l, 1);
-
-	(void)state;
-	at_submit = lose_device;
-	struct loader_result r = load(l, 2, open_model());
-	assert_int_equal(r.kind, LOADER_LOST);
-	assert_int_equal(r.code, -EIO);
-	assert_true(fcntl(before->allocs[0].fd, F_GETFD) >= 0);
-	/* A new device serves. */
-	struct export *after = load_ready(l, 3);
-	check_contents(after);
-	loader_release(l, before);
-	loader_release(l, after);
-	wait_weights(l, 0);
-	loader_free(l);
-}
-
 static void test_cancel(void **state)
 {
-	struct loader *l = start(0, false);
+	struct loader *l = on_loader_start(0, false);
 	struct err e = ERR_NULL;
 	unsigned n_cancelled = 0;
 
 	(void)state;
 	for (uint64_t i = 1; i <= 3; i++)
-		assert_int_equal(load_fd(l, i, open_model(), &e), 0);
+		assert_int_equal(on_loader_load_fd(l, i, on_loader_open_model(), &e), 0);
 	loader_cancel(l, 3);
 	loader_cancel(l, 77);
 	for (int i = 0; i < 3; i++) {
-		struct loader_result r = wait_result(l);
+		struct loader_result r = on_loader_wait_result(l);
 		if (r.generation == 3) {
 			assert_int_equal(r.code, -ECANCELED);
 			n_cancelled++;
@@ -634,55 +209,22 @@ static void test_cancel(void **state)
 
 static void test_too_many(void **state)
 {
-	struct loader *l = start(0, false);
+	struct loader *l = on_loader_start(0, false);
 	struct err e = ERR_NULL;
 	int rc = 0;
 
 	(void)state;
 	for (uint64_t i = 1; i <= 10 * LOADER_MAX_JOBS && rc == 0; i++) {
-		rc = load_fd(l, i, open_model(), &e);
+		rc = on_loader_load_fd(l, i, on_loader_open_model(), &e);
 	}
 	assert_int_equal(rc, -EBUSY);
 	loader_free(l);
 }
 
-static void test_no_room(void **state)
-{
-	(void)state;
-	heap_bytes = SMALL_HEAP;
-	place("*=device");
-	struct loader *l = start(0, false);
-	uint64_t used = 0;
-	struct loader_result r = {0};
-
-	if (loader_get_info(l)->has_memory_budget) {
-		loader_free(l);
-		heap_bytes = 0;
-		policy = (struct policy){0};
-		skip();
-	}
-	for (uint64_t i = 1; i < 20; i++) {
-		r = load(l, i, open_model());
-		if (r.kind != LOADER_READY)
-			break;
-		used += r.export->weights_bytes;
-		assert_true(used <= SMALL_HEAP);
-		wait_weights(l, used);
-	}
-	char expected[128];
-	snprintf(expected, sizeof(expected), "free %llu on ",
-		(unsigned long long)(SMALL_HEAP - used));
-	assert_int_equal(r.code, -ENOMEM);
-	assert_non_null(strstr(r.err.text, expected));
-	loader_free(l);
-	heap_bytes = 0;
-	policy = (struct policy){0};
-}
-
 static void test_no_device(void **state)
 {
 	const struct loader_params params = {
-		.device = "999", .policy = &policy, .account = &account};
+		.device = "999", .policy = &on_loader_policy, .account = &on_loader_account};
 	struct loader *l = NULL;
 	struct err e = ERR_NULL;
 
@@ -698,14 +240,9 @@ int main(void)
 		CASE(test_host_placements),
 		CASE(test_budget),
 		CASE(test_one_memfd_for_all),
-		CASE(test_allocation_fails),
 		CASE(test_left),
-		CASE(test_refused),
-		CASE(test_file_changes),
-		CASE(test_device_lost),
 		CASE(test_cancel),
 		CASE(test_too_many),
-		CASE(test_no_room),
 		CASE(test_no_device),
 	};
 

@@ -28,6 +28,7 @@ struct shape {
 	uint32_t m;
 	uint32_t n_rows;
 	bool has_norm;
+	bool is_far;
 	uint32_t skew;
 };
 
@@ -125,6 +126,7 @@ static struct op_experts_params get_params(
 		.groups = op_arena_address(a, l->groups),
 		.m = op_arena_address(a, l->m),
 		.n_used = s->n_used,
+		.is_far = s->is_far,
 		.eps = eps,
 		.n_rows = s->n_rows};
 
@@ -251,6 +253,25 @@ static void check_row(
 	free(expected);
 }
 
+/* The layer has been run; with the loads for host memory it is the same bits. */
+static void check_far(struct op_arena *a, const struct shape *s, const struct layer *l)
+{
+	uint64_t n_h_bytes = sizeof(float) * s->m * s->n_used * s->n_ff;
+	uint64_t n_y_bytes = sizeof(float) * s->m * s->n_embd;
+	uint8_t *near = malloc(n_h_bytes + n_y_bytes);
+	struct shape far = *s;
+
+	assert_non_null(near);
+	memcpy(near, a->map + l->h, n_h_bytes);
+	memcpy(near + n_h_bytes, a->map + l->y, n_y_bytes);
+	memset(a->map + l->h, 0xff, n_h_bytes);
+	far.is_far = true;
+	run_layer(a, &far, l);
+	assert_memory_equal(a->map + l->h, near, n_h_bytes);
+	assert_memory_equal(a->map + l->y, near + n_h_bytes, n_y_bytes);
+	free(near);
+}
+
 static void run_shape(struct op_arena *a, const struct shape *s)
 {
 	struct layer l;
@@ -260,6 +281,8 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 	run_layer(a, s, &l);
 	for (uint32_t row = 0; row < s->m; row++)
 		check_row(a, s, &l, row);
+	if (s->dtypes[GATE] == DTYPE_Q8_0) /* the others' loads are the same ones */
+		check_far(a, s, &l);
 	layer_fini(&l);
 }
 
@@ -319,6 +342,28 @@ static void test_q8_0_x2(void **state)
 {
 	(void)state;
 	run_format(DTYPE_Q8_0, 64, 0);
+}
+
+/* Rows of many lines that begin anywhere in one, each as far from its boundary as can be. */
+static void test_far_rows(void **state)
+{
+	struct op_arena a;
+
+	(void)state;
+	op_arena_init(&a, ARENA_BYTES, seed);
+	for (uint32_t i = 0; i < 12; i++) {
+		struct shape s = {.dtypes = {DTYPE_Q8_0, DTYPE_Q8_0, DTYPE_Q8_0},
+			.n_expert = 3,
+			.n_used = 2,
+			.n_embd = 64 * op_arena_random(&a, 1, 40),
+			.n_ff = 64 * op_arena_random(&a, 1, 4),
+			.m = 1 + i % 3,
+			.n_rows = 1 + i % 3,
+			.has_norm = i % 2 == 0,
+			.skew = 4 * op_arena_random(&a, 0, 63)};
+		run_shape(&a, &s);
+	}
+	op_arena_fini(&a);
 }
 
 /* Gate and up in formats that no one kernel reads together. */
@@ -431,8 +476,12 @@ static void test_refused(void **state)
 	op_arena_fini(&a);
 }
 
-int main(void)
+/* "far": only what subgroups of another size do otherwise. */
+int main(int argc, char **argv)
 {
+	static const struct CMUnitTest far[] = {
+		CASE(test_far_rows),
+	};
 	static const struct CMUnitTest tests[] = {
 		CASE(test_f32),
 		CASE(test_f32_x4),
@@ -440,6 +489,7 @@ int main(void)
 		CASE(test_f16_x2),
 		CASE(test_q8_0),
 		CASE(test_q8_0_x2),
+		CASE(test_far_rows),
 		CASE(test_mixed_formats),
 		CASE(test_bits_do_not_depend_on_rows),
 		CASE(test_refused),
@@ -447,5 +497,7 @@ int main(void)
 
 	on_device_warm_up();
 	seed = op_arena_seed();
+	if (argc > 1 && strcmp(argv[1], "far") == 0)
+		return cmocka_run_group_tests(far, NULL, NULL);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -121,7 +121,8 @@ static void run(const char *mode, uint32_t timeout_ms, struct vk_probe *ret_prob
 
 static bool is_dma_buf(int kind)
 {
-	return kind == VK_PROBE_DMA_BUF || kind == VK_PROBE_MEMFD_DMA_BUF;
+	return kind == VK_PROBE_DMA_BUF || kind == VK_PROBE_DMA_BUF_HOST ||
+	       kind == VK_PROBE_MEMFD_DMA_BUF;
 }
 
 /*
@@ -169,6 +170,9 @@ static void test_table(void **state)
 			assert_false(k->is_ok);
 	}
 	assert_int_equal(probe.kinds[VK_PROBE_FD_DEVICE].is_ok, info->has_export_fd);
+	/* Nobody gains by a dma-buf of host memory that the same driver does not take back. */
+	if (!info->has_export_dma_buf || !info->has_import_dma_buf)
+		assert_non_null(strstr(probe.kinds[VK_PROBE_DMA_BUF_HOST].reason, "dma-bufs"));
 	if (!info->has_import_dma_buf)
 		assert_non_null(strstr(probe.kinds[VK_PROBE_MEMFD_DMA_BUF].reason, "dma-bufs"));
 	vk_device_free(d);
@@ -208,6 +212,7 @@ static void test_verification(void **state)
 	assert_false(probe.kinds[VK_PROBE_MEMFD].is_ok);
 	assert_false(probe.kinds[VK_PROBE_TMPFS_READ_ONLY].is_ok);
 	assert_false(probe.kinds[VK_PROBE_FD_HOST].is_ok);
+	assert_false(probe.kinds[VK_PROBE_DMA_BUF_HOST].is_ok);
 }
 
 /* A device without memory left says nothing about its abilities. */

@@ -455,6 +455,66 @@ static void test_dma_buf(void **state)
 	vk_device_free(d);
 }
 
+/* One memory on the host, as a dma-buf and, where the driver lets it be both, as an opaque one. */
+static void test_host_dma_buf(void **state)
+{
+	struct vk_memory_params params = {.role = VK_MEMORY_WEIGHTS,
+		.n_bytes = N_BYTES,
+		.is_exportable = true,
+		.name = "staged",
+		.is_host = true,
+		.handle = VK_HANDLE_DMA_BUF};
+	struct vk_memory *imported[VK_HANDLE_N] = {NULL}, *m = NULL;
+	struct vk_device *d = on_device_new(), *other = on_device_new();
+	const struct vk_device_info *info = vk_device_get_info(d);
+	struct vk_command *c = on_device_command(d, 0);
+	struct vk_share_params shared;
+	struct err e = ERR_NULL;
+	int fd = -1;
+
+	(void)state;
+	int r = vk_memory_new(d, &params, &e, &m);
+	assert_int_equal(r, info->has_export_dma_buf ? 0 : -ENOTSUP);
+	if (!r) {
+		on_device_map(m)[0] = 1;
+		vk_command_begin(c);
+		vk_command_release(c, m);
+		on_device_run(d, c);
+		assert_true(vk_memory_can_export(m, VK_HANDLE_DMA_BUF));
+	}
+	for (unsigned h = 0; !r && info->has_import_dma_buf && h < VK_HANDLE_N; h++) {
+		int code = vk_share_export_as(m, (enum vk_handle)h, &e, &fd, &shared);
+
+		if (!vk_memory_can_export(m, (enum vk_handle)h)) {
+			assert_int_equal(code, -EPERM);
+			continue;
+		}
+		on_device_check(code, &e, "export");
+		assert_int_equal(shared.handle, h);
+		imported[h] = import(other, fd, &shared);
+		assert_false(vk_memory_can_export(imported[h], (enum vk_handle)h));
+	}
+	for (unsigned h = 0; h < VK_HANDLE_N; h++) {
+		uint32_t seed = 7000 + 100 * h;
+
+		if (!imported[h])
+			continue;
+		uint32_t *words = on_device_map(m);
+		for (uint32_t i = 0; i < N_WORDS; i++)
+			words[i] = seed + 3 * i;
+		check_pattern(other, imported[h], seed);
+	}
+	/* tests/layer, which this runs under too, offers both of one memory. */
+	if (getenv("WEIGHTD_LAYER_DMA_BUF"))
+		assert_true(imported[VK_HANDLE_DMA_BUF] && imported[VK_HANDLE_OPAQUE_FD]);
+	for (unsigned h = 0; h < VK_HANDLE_N; h++)
+		vk_memory_free(imported[h]);
+	vk_command_free(c);
+	vk_memory_free(m);
+	vk_device_free(other);
+	vk_device_free(d);
+}
+
 /* Descriptors of other things than memory of this driver. */
 static void test_foreign_descriptors(void **state)
 {
@@ -514,6 +574,7 @@ int main(int argc, char **argv)
 		CASE(test_bad_values),
 		CASE(test_host_memory),
 		CASE(test_dma_buf),
+		CASE(test_host_dma_buf),
 		CASE(test_foreign_descriptors),
 		CASE(test_no_leak),
 	};

@@ -3,6 +3,7 @@
 #include "tests/vulkan/on-device.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include "proto/manifest.h"
@@ -118,18 +119,27 @@ static void free_memories(struct vk_memory *memories[N_ALLOCS])
 	}
 }
 
+static int attach(struct vk_device *d, const char *model, uint32_t n_threads, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct weights **ret_weights)
+{
+	const struct weights_attach_params params = {
+		.device = d, .model = model, .n_threads = n_threads};
+
+	return weights_attach(&params, ret_err, ret_refusal, ret_weights);
+}
+
 static void test_attach(void **state)
 {
 	struct vk_device *d = on_device_new();
 	struct vk_memory *memories[N_ALLOCS];
 	struct weights *w = NULL;
-	uint32_t refused = 0;
+	struct weights_refusal refusal;
 	struct weights_tensor t;
 	struct err e = ERR_NULL;
 
 	(void)state;
 	make_offer(d, memories);
-	on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
+	on_device_check(attach(d, "tiny", 0, &e, &refusal, &w), &e, "attach");
 	assert_int_equal(w->generation, GENERATION);
 	assert_int_equal(w->n_allocs, N_ALLOCS);
 	assert_int_equal(w->n_bytes, 4096 + 16);
@@ -282,12 +292,13 @@ static void test_paged(void **state)
 	struct weights *w = NULL;
 	struct weights_tensor t;
 	struct err e = ERR_NULL;
-	uint32_t refused = 0, words[4];
+	struct weights_refusal refusal;
+	uint32_t words[4];
 
 	(void)state;
 	make_offer(d, memories);
 	give_paged_memfd();
-	on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
+	on_device_check(attach(d, "tiny", 0, &e, &refusal, &w), &e, "attach");
 	assert_null(w->allocs[0].memory);
 	assert_null(w->allocs[0].map);
 	assert_int_equal(weights_count_bytes(w, MANIFEST_PLACEMENT_PAGED), 4096);
@@ -306,8 +317,13 @@ static void test_paged(void **state)
 	vk_device_free(d);
 }
 
-/* What the next import of host pages is answered with; 0: by the driver. */
+/* What imports of host pages are answered with; 0: by the driver. */
 static int import_result;
+/* Imports of host pages meet here, so many at a time; 0: nobody waits. */
+static pthread_barrier_t import_barrier;
+static bool has_barrier;
+/* In index order: who else but the last is answered so. */
+static int result_of_0;
 
 int __real_vk_host_import(struct vk_device *d, void *pointer, uint64_t n_bytes,
 	enum vk_memory_role role, const char *name, struct err *ret_err,
@@ -320,10 +336,14 @@ int __wrap_vk_host_import(struct vk_device *d, void *pointer, uint64_t n_bytes,
 	enum vk_memory_role role, const char *name, struct err *ret_err,
 	struct vk_memory **ret_memory)
 {
-	if (!import_result)
+	int result = result_of_0 && !strcmp(name, "weights 0") ? result_of_0 : import_result;
+
+	if (has_barrier)
+		pthread_barrier_wait(&import_barrier);
+	if (!result)
 		return __real_vk_host_import(d, pointer, n_bytes, role, name, ret_err, ret_memory);
 	(void)err_set(ret_err, EIO, "import of %s: the driver says no", name);
-	return import_result;
+	return result;
 }
 
 static void give_file(void)
@@ -357,12 +377,12 @@ static void test_pages(void **state)
 		struct weights *w = NULL;
 		struct weights_tensor t;
 		struct err e = ERR_NULL;
-		uint32_t refused = 0;
+		struct weights_refusal refusal;
 
 		make_offer(d, memories);
 		gives[i]();
 		int fd = dup(offer.allocs[0].fd);
-		on_device_check(weights_attach(NULL, d, "tiny", &e, &refused, &w), &e, "attach");
+		on_device_check(attach(d, "tiny", 0, &e, &refusal, &w), &e, "attach");
 		uint32_t *words = on_device_read(d, w->allocs[0].memory);
 		for (uint32_t k = 0; k < 1024; k++)
 			assert_int_equal(words[k], 3 * (1024 + k));
@@ -398,7 +418,7 @@ static void test_populate(void **state)
 		assert_int_equal(fallocate(fd, 0, 0, (off_t)n), 0);
 		void *map = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		assert_ptr_not_equal(map, MAP_FAILED);
-		populate_pages(map, n);
+		populate_pages(map, n, 1 + i % 3);
 		/* Bit 63 of an entry: the page is present (Linux, admin-guide/mm/pagemap). */
 		int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 		uint64_t entry = 0, at = (uintptr_t)map / 4096 + n / 4096 - 1;
@@ -406,43 +426,134 @@ static void test_populate(void **state)
 		assert_true(entry >> 63);
 		close(pagemap);
 		assert_int_equal(ftruncate(fd, 0), 0);
-		populate_pages(map, n);
+		populate_pages(map, n, 1 + i % 3);
 		munmap(map, n);
 		close(fd);
 	}
 }
 
-/* The driver's refusal is told apart from every other, with the kind that it was of. */
+/* The driver's refusal is told apart from every other, with what it was of. */
 static void test_import_refused(void **state)
 {
 	struct vk_device *d = on_device_new();
 	struct vk_memory *memories[N_ALLOCS];
 	struct weights *w = NULL;
 	struct err e = ERR_NULL;
-	uint32_t refused = 99;
+	struct weights_refusal refusal = {.index = 99};
 
 	(void)state;
 	make_offer(d, memories);
 	give_file();
 	import_result = VK_HOST_REFUSED;
 	released = 0;
-	assert_int_equal(weights_attach(NULL, d, "tiny", &e, &refused, &w), WEIGHTS_REFUSED);
-	assert_int_equal(refused, WEIGHTS_CLIENT_FILE);
+	assert_int_equal(attach(d, "tiny", 1, &e, &refusal, &w), WEIGHTS_REFUSED);
+	assert_int_equal(refusal.handle_type, WEIGHTS_CLIENT_FILE);
+	assert_int_equal(refusal.index, 0);
+	assert_true(refusal.is_exact);
 	assert_string_equal(e.text, "model tiny: import of weights 0: the driver says no");
 	free_memories(memories);
 
-	refused = 99;
+	refusal.index = 99;
 	make_offer(d, memories);
 	give_memfd();
 	import_result = -ENOMEM;
 	assert_int_equal(released, 0);
-	assert_int_equal(weights_attach(NULL, d, "tiny", &e, &refused, &w), -ENOMEM);
-	assert_int_equal(refused, 99);
+	assert_int_equal(attach(d, "tiny", 0, &e, &refusal, &w), -ENOMEM);
+	assert_int_equal(refusal.index, 99);
 	/* The lease goes back; after a refused import it goes with the connection. */
 	assert_int_equal(released, GENERATION);
 	assert_null(w);
 	import_result = 0;
 	free_memories(memories);
+	vk_device_free(d);
+}
+
+/* Both allocations as windows of one memfd of three pages: the second overlaps none. */
+static void give_two_windows(void)
+{
+	struct weights_client_alloc *b = &offer.allocs[1];
+
+	give_pages(WEIGHTS_CLIENT_MEMFD, MANIFEST_PLACEMENT_STAGED, 12288, F_SEAL_SHRINK);
+	cleanup_close(&b->fd);
+	*b = offer.allocs[0];
+	b->index = 1;
+	b->file_offset = 8192;
+	b->fd = fcntl(offer.allocs[0].fd, F_DUPFD_CLOEXEC, 0);
+	assert_true(b->fd >= 0);
+}
+
+/* Imports run beside each other where that was asked for, over one mapping, and count right. */
+static void test_beside_each_other(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct vk_memory *memories[N_ALLOCS];
+	struct vk_memory_counter before[VK_MEMORY_N_ROLES], after[VK_MEMORY_N_ROLES];
+	struct weights *w = NULL;
+	struct err e = ERR_NULL;
+	struct weights_refusal refusal;
+
+	(void)state;
+	make_offer(d, memories);
+	give_two_windows();
+	vk_memory_get_counters(d, before);
+	/* One that came alone would wait until the test's time is over. */
+	assert_int_equal(pthread_barrier_init(&import_barrier, NULL, 2), 0);
+	has_barrier = true;
+	on_device_check(attach(d, "tiny", 2, &e, &refusal, &w), &e, "attach");
+	has_barrier = false;
+	pthread_barrier_destroy(&import_barrier);
+	vk_memory_get_counters(d, after);
+	assert_int_equal(
+		after[VK_MEMORY_WEIGHTS].imported_bytes - before[VK_MEMORY_WEIGHTS].imported_bytes,
+		8192);
+	assert_int_equal(w->n_maps, 1);
+	assert_ptr_equal((uint8_t *)w->allocs[0].map + 4096, w->allocs[1].map);
+	for (uint32_t i = 0; i < N_ALLOCS; i++) {
+		uint32_t *words = on_device_read(d, w->allocs[i].memory);
+
+		for (uint32_t k = 0; k < 1024; k++)
+			assert_int_equal(words[k], 3 * (1024 * (i + 1) + k));
+		free(words);
+	}
+	weights_free(w);
+	free_memories(memories);
+	vk_device_free(d);
+}
+
+/*
+ * A refusal beside others is told as one, whatever those before it came to: the poison may have
+ * been theirs too, so the index is not to be believed.
+ */
+static void test_refused_beside_others(void **state)
+{
+	static const struct {
+		int first;
+		uint32_t index;
+	} rows[] = {{-ENOTRECOVERABLE, 1}, {VK_HOST_REFUSED, 0}};
+	struct vk_device *d = on_device_new();
+
+	(void)state;
+	assert_int_equal(pthread_barrier_init(&import_barrier, NULL, 2), 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct vk_memory *memories[N_ALLOCS];
+		struct weights *w = NULL;
+		struct err e = ERR_NULL;
+		struct weights_refusal refusal = {.is_exact = true};
+
+		make_offer(d, memories);
+		give_two_windows();
+		has_barrier = true;
+		import_result = VK_HOST_REFUSED;
+		result_of_0 = rows[i].first;
+		assert_int_equal(attach(d, "tiny", 2, &e, &refusal, &w), WEIGHTS_REFUSED);
+		has_barrier = false;
+		import_result = result_of_0 = 0;
+		assert_int_equal(refusal.index, rows[i].index);
+		assert_int_equal(refusal.handle_type, WEIGHTS_CLIENT_MEMFD);
+		assert_false(refusal.is_exact);
+		free_memories(memories);
+	}
+	pthread_barrier_destroy(&import_barrier);
 	vk_device_free(d);
 }
 
@@ -488,21 +599,21 @@ static void test_refusals(void **state)
 	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
 		struct vk_memory *memories[N_ALLOCS];
 		struct weights *w = NULL;
-		uint32_t refused = 0;
+		struct weights_refusal refusal;
 		struct err e = ERR_NULL;
 
 		make_offer(d, memories);
 		rows[i].change();
-		assert_true(weights_attach(NULL, d, "tiny", &e, &refused, &w) < 0);
+		assert_true(attach(d, "tiny", 0, &e, &refusal, &w) < 0);
 		assert_null(w);
 		if (strncmp(e.text, rows[i].text, strlen(rows[i].text)) != 0)
 			fail_msg("expected %s, found %s", rows[i].text, e.text);
 		free_memories(memories);
 	}
 	struct weights *w = NULL;
-	uint32_t refused = 0;
+	struct weights_refusal refusal;
 	struct err e = ERR_NULL;
-	assert_int_equal(weights_attach(NULL, d, "other", &e, &refused, &w), -ENOENT);
+	assert_int_equal(attach(d, "other", 0, &e, &refusal, &w), -ENOENT);
 	assert_string_equal(e.text, "model other: there is none");
 	weights_free(NULL);
 	vk_device_free(d);
@@ -516,6 +627,8 @@ int main(void)
 		CASE(test_pages),
 		CASE(test_populate),
 		CASE(test_import_refused),
+		CASE(test_beside_each_other),
+		CASE(test_refused_beside_others),
 		CASE(test_refusals),
 	};
 

@@ -38,9 +38,9 @@ struct part {
 };
 
 /* Rows of W of a tile (of 2 to 16, measured on an H200); the same order of a sum in all. */
-static uint32_t choose_tile_n(const struct op_pool *pool, uint32_t rows)
+static uint32_t choose_tile_n(const struct op_pool *pool, uint32_t rows, bool is_far)
 {
-	if (op_pool_is_software(pool))
+	if (op_pool_is_software(pool) && !is_far)
 		return 16;
 	return rows == ABI_EXPERTS_ROWS_GROUP ? 8 : 4;
 }
@@ -58,17 +58,18 @@ static int record_part(struct op_pool *pool, struct vk_command *c,
 	const struct weights_tensor *w = &p->w[part->first];
 	bool is_swiglu = part->finish == ABI_TILE_FINISH_SWIGLU;
 	bool is_group = part->rows == ABI_EXPERTS_ROWS_GROUP;
-	uint32_t tile_n = choose_tile_n(pool, part->rows);
+	uint32_t tile_n = choose_tile_n(pool, part->rows, p->is_far);
 	uint32_t n_out = is_swiglu ? tile_n / 2 : tile_n;
 	struct op_pool_kernel kernel = {
 		.id = kernels[part->variant],
 		.n_subgroups = op_pool_is_software(pool) ? 1 : 4,
-		.n_spec = ABI_EXPERTS_SPEC_ROWS + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_EXPERTS_SPEC_FAR + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_TILE_SPEC_N - ABI_SPEC_KERNEL] = tile_n,
 			[ABI_TILE_SPEC_M - ABI_SPEC_KERNEL] = is_group ? ABI_GROUP_ROWS : 1,
 			[ABI_TILE_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_TILE_SPEC_FINISH - ABI_SPEC_KERNEL] = part->finish,
-			[ABI_EXPERTS_SPEC_ROWS - ABI_SPEC_KERNEL] = part->rows},
+			[ABI_EXPERTS_SPEC_ROWS - ABI_SPEC_KERNEL] = part->rows,
+			[ABI_EXPERTS_SPEC_FAR - ABI_SPEC_KERNEL] = p->is_far},
 	};
 	struct abi_experts push = {
 		.w = {p->tables[part->first], is_swiglu ? p->tables[part->first + 1] : 0},

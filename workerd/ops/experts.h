@@ -45,6 +45,7 @@ struct op_experts_params {
 	uint64_t m;                            /* of u32: rows of the step */
 	uint32_t n_used;
 	bool is_routed;  /* choice has been made, for few rows too */
+	bool is_far;     /* most of w is on the other side of a bus: the same bits, other loads */
 	float eps;       /* of the norm */
 	uint32_t n_rows; /* the most that m can be */
 };

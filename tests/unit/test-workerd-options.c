@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "tests/case.h"
+
+/* Of "workerd --model m" and some more. */
+static int parse(const char *name, const char *value, struct err *ret_err, struct options *ret)
+{
+	char *argv[] = {(char *)"workerd", (char *)"--model", (char *)"m", (char *)name,
+		(char *)value, NULL};
+	int argc = 3 + (name != NULL) + (value != NULL);
+
+	optind = 0; /* glibc: begin anew */
+	return options_parse(argc, argv, ret_err, ret);
+}
+
+static void test_defaults(void **state)
+{
+	struct options o;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(parse(NULL, NULL, &e, &o), 0);
+	assert_string_equal(o.model, "m");
+	assert_int_equal(o.n_sessions, 4);
+	assert_int_equal(o.expert_cache, OPTIONS_EXPERT_CACHE_AUTO);
+}
+
+static void test_expert_cache(void **state)
+{
+	static const char *const wrong[] = {
+		"", "0", "-1", "on", "Auto", "AUTO", "auto ", "4MB", "1.5G", "offf"};
+	struct options o = {.n_ctx = 77};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(wrong); i++) {
+		if (parse("--expert-cache", wrong[i], &e, &o) != -EINVAL)
+			fail_msg("\"%s\" was taken", wrong[i]);
+		assert_non_null(strstr(e.text, "--expert-cache: expected auto, off or bytes"));
+	}
+	assert_int_equal(parse("--expert-cache", NULL, &e, &o), -EINVAL);
+	assert_int_equal(o.n_ctx, 77);
+	assert_int_equal(parse("--expert-cache", "off", &e, &o), 0);
+	assert_int_equal(o.expert_cache, OPTIONS_EXPERT_CACHE_OFF);
+	assert_int_equal(parse("--expert-cache", "auto", &e, &o), 0);
+	assert_int_equal(o.expert_cache, OPTIONS_EXPERT_CACHE_AUTO);
+	assert_int_equal(parse("--expert-cache", "3G", &e, &o), 0);
+	assert_int_equal(o.expert_cache, OPTIONS_EXPERT_CACHE_BYTES);
+	assert_int_equal(o.expert_cache_bytes, 3ull << 30);
+	assert_non_null(strstr(options_usage, "--expert-cache"));
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		CASE(test_defaults),
+		CASE(test_expert_cache),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

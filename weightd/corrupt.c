@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/corrupt.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "weightd/check.h"
+#include "weightd/export.h"
+#include "weightd/service-internal.h"
+#include "weightd/source.h"
+
+/* As many names and pids as a line has room for. */
+enum { CORRUPT_MAX_NAMES = 16, CORRUPT_MAX_PIDS = 32 };
+
+struct corrupt_text {
+	char text[2048];
+	size_t n;
+};
+
+static void __attribute__((format(printf, 2, 3)))
+corrupt_print(struct corrupt_text *t, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	int n = vsnprintf(t->text + t->n, sizeof(t->text) - t->n, format, args);
+	va_end(args);
+	t->n += n < 0 ? 0 : (size_t)n;
+	if (t->n >= sizeof(t->text))
+		t->n = sizeof(t->text) - 1;
+}
+
+static void corrupt_print_tensors(struct corrupt_text *t, const struct check_report *r)
+{
+	uint32_t n = r->n_differences < CORRUPT_MAX_NAMES ? r->n_differences : CORRUPT_MAX_NAMES;
+
+	corrupt_print(t, "tensor%s ", r->n_tensors > 1 ? "s" : "");
+	for (uint32_t i = 0; i < n; i++)
+		corrupt_print(t, "%s%s", i > 0 ? ", " : "", r->differences[i].tensor);
+	if (r->n_tensors > n)
+		corrupt_print(t, " and %u more", r->n_tensors - n);
+	corrupt_print(t, " changed in memory, within %llu bytes",
+		(unsigned long long)r->n_differing_bytes);
+}
+
+/* Any of those who have it could have written there. */
+static void corrupt_print_holders(const struct service *s, uint64_t id, struct corrupt_text *t)
+{
+	uint32_t n = 0, n_others = 0;
+
+	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
+		const struct registry_lease *l = registry_lease_at(s->registry, i);
+		if (l->generation != id)
+			continue;
+		const struct peer *p = l->is_hold ? NULL : peer_find(s->params->peers, l->peer);
+		if (!p || p->pid == 0 || n == CORRUPT_MAX_PIDS)
+			n_others++;
+		else
+			corrupt_print(t, "%s%d", n++ == 0 ? "; held by pid " : ", ", (int)p->pid);
+	}
+	if (n_others > 0)
+		corrupt_print(t, "%s%u process%s without a connection or a pid that is visible",
+			n > 0 ? " and " : "; held by ", n_others, n_others > 1 ? "es" : "");
+}
+
+/* Begun, or why not. */
+static bool corrupt_reload(struct service *s, const struct registry_generation *g,
+	const struct check_report *report, struct err *ret_err)
+{
+	const struct service_generation *data = g->data;
+
+	if (g->state != REGISTRY_READY) {
+		err_set(ret_err, 0, "%s", "it was not the newest generation");
+		return false;
+	}
+	if (report->is_in_file) {
+		err_set(ret_err, 0, "%s", "the bytes are those of the model file itself");
+		return false;
+	}
+	return source_check(data->source, ret_err) == 0 && service_reload(s, g, ret_err) == 0;
+}
+
+static uint64_t corrupt_get_since_ns(const struct service_generation *data, uint32_t slot)
+{
+	const struct export *e = data->residencies[slot].export;
+	uint64_t clean_ns = e && e->check ? check_get_clean_ns(e->check) : 0;
+
+	return service_now_ns() - (clean_ns ? clean_ns : data->started_ns);
+}
+
+void corrupt_found(
+	struct service *s, uint64_t generation, uint32_t slot, const struct check_report *report)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	struct corrupt_text why = {0}, text;
+	struct err err = ERR_NULL;
+	char model[REGISTRY_NAME_MAX + 1];
+
+	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
+		return;
+	snprintf(model, sizeof(model), "%s", g->model); /* a load may move g */
+	corrupt_print_tensors(&why, report);
+	text = why;
+	corrupt_print_holders(s, generation, &text);
+	log_error(
+		"model %s: generation %llu: %s", model, (unsigned long long)generation, text.text);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_CORRUPT,
+				.model = model,
+				.generation = generation,
+				.total_bytes = report->n_bytes,
+				.text = text.text,
+				.since_ns = corrupt_get_since_ns(g->data, slot)});
+	/* Before it is lost: who asks for the model in between waits for what comes. */
+	if (!corrupt_reload(s, g, report, &err))
+		log_error("model %s: it is not loaded anew: %s", model, err.text);
+	service_lose(s, generation, why.text);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WEIGHTD_CORRUPT_H
+#define WEIGHTD_CORRUPT_H
+
+/*
+ * What follows when bytes of a generation are not what was loaded: who may have it hears of it, it
+ * is lost, and the model is loaded anew into other memory. Loop thread.
+ */
+#include <stdint.h>
+
+struct check_report;
+struct service;
+
+/*
+ * slot: of service_generation.residencies. The new generation comes from the model file while that
+ * is what it was; where the file itself holds what differs, or has changed, there is none. Nothing
+ * happens for a generation that is gone or lost already.
+ */
+void corrupt_found(
+	struct service *s, uint64_t generation, uint32_t slot, const struct check_report *report);
+
+#endif
