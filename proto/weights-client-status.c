@@ -23,6 +23,7 @@ static const char *const status_states[] = {
 	[WD__GENERATION_STATE__GENERATION_STATE_DRAINING] = "draining",
 	[WD__GENERATION_STATE__GENERATION_STATE_HELD] = "held",
 	[WD__GENERATION_STATE__GENERATION_STATE_LOST] = "lost",
+	[WD__GENERATION_STATE__GENERATION_STATE_WARM] = "warm",
 };
 
 static int must_check status_cap(
@@ -229,6 +230,9 @@ static int must_check status_read_generation(
 	g->n_leases = m->n_leases;
 	g->n_tensors = m->n_tensors;
 	g->unmet_bytes = m->unmet_bytes;
+	g->pinned = m->pinned;
+	g->idle_ns = m->idle_ns;
+	g->n_holds = m->n_holds;
 	g->residency = m->residency;
 	g->verified_ns = m->verified_ns;
 	if (m->identity.len != 0 && m->identity.len != sizeof(g->identity))
@@ -339,6 +343,7 @@ static int must_check status_read_peer(
 	p->gid = m->gid;
 	p->role = (uint32_t)m->role;
 	p->reserved_bytes = m->reserved_bytes;
+	p->is_gone = m->is_gone;
 	int r = status_cap("leases", 0, m->n_leases, STATUS_MAX_LEASES, ret_err);
 	if (r == 0)
 		r = status_grow((void **)&p->leases, 0, m->n_leases, sizeof(*p->leases), ret_err);

@@ -100,7 +100,7 @@ void weights_client_acquired_fini(struct weights_client_acquired *a);
 
 struct weights_client_generation {
 	uint64_t id;
-	const char *state; /* "loading", "ready", "draining", "held", "lost" */
+	const char *state; /* "loading", "ready", "warm", "draining", "held", "lost" */
 	char *origin;
 	char *path;
 	char *architecture;
@@ -118,6 +118,9 @@ struct weights_client_generation {
 	uint8_t identity[32]; /* of the contents */
 	bool has_identity;
 	uint64_t verified_ns; /* see Generation.verified_ns */
+	bool pinned;
+	uint64_t idle_ns; /* since the last lease ended; 0 while there is one */
+	uint32_t n_holds; /* processes without a lease that may still have it imported */
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
 };
@@ -153,6 +156,7 @@ struct weights_client_peer {
 	struct weights_client_report report;
 	bool has_report;
 	uint64_t reserved_bytes; /* granted to it */
+	bool is_gone; /* a process that holds without a lease: leases are what it holds */
 };
 
 struct weights_client_status {
@@ -239,10 +243,6 @@ int must_check weights_client_acquire(struct weights_client *c, const char *mode
 	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired);
 
-/* Gives the lease back: nothing of the generation is imported any more. */
-int must_check weights_client_release(
-	struct weights_client *c, uint64_t generation, struct err *ret_err);
-
 /*
  * What the caller will have on the device in all, for itself; 0 gives everything back. Waits some
  * seconds where others have to make room; with is_modest for the least alone. *ret_n_bytes is what
@@ -251,6 +251,24 @@ int must_check weights_client_release(
 int must_check weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid,
 	uint64_t n_bytes, uint64_t n_least_bytes, bool is_modest, struct err *ret_err,
 	uint64_t *ret_n_bytes);
+/* A lease of an earlier connection and what was imported with it; all borrowed. */
+struct weights_client_held {
+	const char *model;
+	uint64_t generation;
+	const uint8_t *device_uuid; /* [16] */
+	const uint8_t *driver_uuid; /* [16] */
+	uint64_t n_reserved_bytes;
+	int manifest_fd;
+	uint32_t n_allocs;
+	const int *fds; /* [n_allocs] by index, as they came */
+};
+
+/*
+ * The lease again, of a weightd that may be another by now: where it has lost its descriptors, it
+ * gets these. Waits until the generation is there or lost. ret_gave: it wanted them.
+ */
+int must_check weights_client_resume(struct weights_client *c,
+	const struct weights_client_held *held, struct err *ret_err, bool *ret_gave);
 
 /* The manifest and the allocations of the newest generation, without their fds and without a lease.
  */
@@ -286,6 +304,18 @@ struct weights_client_verified {
 /* Every checksum of the newest generation made anew; returns when that is done. */
 int must_check weights_client_verify(struct weights_client *c, const char *model,
 	struct err *ret_err, struct weights_client_verified *ret_verified);
+
+/* The same; leases that have not drained within timeout_ns end (0: they do not). */
+int must_check weights_client_unload_within(
+	struct weights_client *c, const char *name, uint64_t timeout_ns, struct err *ret_err);
+
+/* A pinned model is never evicted, cooled or ended by its idle time. */
+int must_check weights_client_pin(
+	struct weights_client *c, const char *model, bool pinned, struct err *ret_err);
+
+/* What was imported of the generation has been dropped: its lease ends, or its hold. */
+int must_check weights_client_release(
+	struct weights_client *c, uint64_t generation, struct err *ret_err);
 
 /* models alone are filled by list; everything by status. */
 int must_check weights_client_list(

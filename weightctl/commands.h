@@ -17,6 +17,8 @@ enum { COMMANDS_USAGE = 1 };
 
 int must_check load_run(const struct options *o, struct err *ret_err);
 int must_check unload_run(const struct options *o, struct err *ret_err);
+int must_check pin_run(const struct options *o, struct err *ret_err);
+int must_check pin_run_undo(const struct options *o, struct err *ret_err); /* unpin */
 int must_check ls_run(const struct options *o, struct err *ret_err);
 int must_check status_run(const struct options *o, struct err *ret_err);
 int must_check map_run(const struct options *o, struct err *ret_err);

@@ -12,8 +12,9 @@
 
 static int print(const struct weights_client_status *s)
 {
-	printf("%-24s %10s  %-8s %-8s %12s %7s  %-12s %s\n", "NAME", "GENERATION", "STATE",
-		"FORMAT", "WEIGHTS", "LEASES", "DEVICES", "IDENTITY");
+	printf("%-24s %10s  %-8s %-8s %12s %7s %6s %6s %11s  %-12s %s\n", "NAME", "GENERATION",
+		"STATE", "FORMAT", "WEIGHTS", "LEASES", "HOLDS", "PINNED", "UNUSED", "DEVICES",
+		"IDENTITY");
 	for (uint32_t i = 0; i < s->n_models; i++) {
 		const struct weights_client_model *m = &s->models[i];
 
@@ -21,9 +22,12 @@ static int print(const struct weights_client_status *s)
 		for (uint32_t k = 0; k < m->n_generations; k++) {
 			const struct weights_client_generation *g = &m->generations[k];
 
-			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 "  %-12s %.12s\n",
+			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 " %6" PRIu32
+			       " %6s %11s  %-12s %.12s\n",
 				m->name, g->id, g->state, g->format,
-				figure_bytes(g->weights_bytes).text, g->n_leases,
+				figure_bytes(g->weights_bytes).text, g->n_leases, g->n_holds,
+				g->pinned ? "yes" : "no",
+				g->idle_ns ? figure_time(g->idle_ns).text : "-",
 				status_names_residency(g->residency).text,
 				g->has_identity ? status_names_identity(g).text : "-");
 		}

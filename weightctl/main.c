@@ -19,6 +19,8 @@ struct command {
 static const struct command commands[] = {
 	{"load", "NAME=FILE", 1, 1, load_run},
 	{"unload", "NAME", 1, 1, unload_run},
+	{"pin", "NAME", 1, 1, pin_run},
+	{"unpin", "NAME", 1, 1, pin_run_undo},
 	{"ls", "no argument", 0, 0, ls_run},
 	{"status", "no argument", 0, 0, status_run},
 	{"map", "NAME", 1, 1, map_run},
@@ -38,7 +40,12 @@ static const char help[] =
 	"Models, asked of weightd:\n"
 	"  load NAME=FILE      load a GGUF file under a name; --replace: behind a model of that "
 	"name\n"
-	"  unload NAME         no new leases; the memory goes with the last one\n"
+	"  unload NAME         no new leases; the memory goes with the last one. --timeout "
+	"SECONDS:\n"
+	"                      leases that last longer are ended; a worker that does not let go\n"
+	"                      holds the memory until it ends\n"
+	"  pin NAME            it makes no room for others and is never idle; unpin NAME: it may "
+	"be\n"
 	"  ls                  the models\n"
 	"  status              device, models, allocations, workers and what sharing saves;\n"
 	"                      with --worker that worker's own status too, with only --worker it "
@@ -61,6 +68,8 @@ static const char help[] =
 	"Options, before or after the command:\n"
 	"  --weightd PATH      weightd's socket ($WEIGHTD_SOCKET)\n"
 	"  --worker PATH       the worker's socket ($WORKERD_SOCKET)\n"
+	"  --replace           load: a model of that name may be there\n"
+	"  --timeout SECONDS   unload: until leases are ended\n"
 	"  --devices           status: the devices and what their probe found\n"
 	"  --json              one JSON object; figures in bytes\n"
 	"  --n-predict N       at most N tokens (0, the default: until the model ends)\n"

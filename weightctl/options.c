@@ -14,6 +14,7 @@ enum option_id {
 	JSON,
 	REPLACE,
 	DEVICES,
+	TIMEOUT,
 	HELP,
 	VERSION,
 	N_PREDICT,
@@ -31,6 +32,7 @@ static const struct option long_options[] = {
 	{"json", no_argument, NULL, JSON},
 	{"replace", no_argument, NULL, REPLACE},
 	{"devices", no_argument, NULL, DEVICES},
+	{"timeout", required_argument, NULL, TIMEOUT},
 	{"help", no_argument, NULL, HELP},
 	{"version", no_argument, NULL, VERSION},
 	{"n-predict", required_argument, NULL, N_PREDICT},
@@ -58,6 +60,7 @@ static int set_number(struct options *o, int id, const char *name, const char *t
 
 	switch (id) {
 	case N_PREDICT: return usage(number_parse_u32(text, &o->n_predict), name, count, text, e);
+	case TIMEOUT: return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
 	case TOP_K: return usage(number_parse_u32(text, &s->top_k), name, count, text, e);
 	case TEMP:
 		return usage(number_parse_f32(text, 0, FLT_MAX, &s->temperature), name,

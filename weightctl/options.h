@@ -20,6 +20,7 @@ struct options {
 	bool json;
 	bool replace;
 	bool devices;
+	uint32_t timeout_s; /* 0: none */
 	bool help;
 	bool version;
 	uint32_t n_predict; /* 0: until the model ends */

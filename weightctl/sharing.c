@@ -40,7 +40,7 @@ struct sharing sharing_count(const struct weights_client_status *s)
 		for (uint32_t k = 0; k < s->models[i].n_generations; k++)
 			sharing.resident_bytes += s->models[i].generations[k].weights_bytes;
 	for (uint32_t i = 0; i < s->n_peers; i++)
-		if (s->peers[i].role == WEIGHTS_CLIENT_WORKER)
+		if (s->peers[i].role == WEIGHTS_CLIENT_WORKER && !s->peers[i].is_gone)
 			count_worker(s, &s->peers[i], &sharing);
 	return sharing;
 }

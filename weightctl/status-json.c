@@ -109,8 +109,8 @@ static json_t *generation(const void *generations, uint32_t i)
 		(const struct weights_client_generation *)generations + i;
 
 	json_t *o = json_pack(
-		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, "
-		"s:o}",
+		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, "
+		"s:I, s:I, s:o, s:o}",
 		"id", (json_int_t)g->id, "state", output_name(g->state), "origin",
 		output_name(g->origin), "path", output_name(g->path), "architecture",
 		output_name(g->architecture), "format", output_name(g->format), "n_parameters",
@@ -118,8 +118,9 @@ static json_t *generation(const void *generations, uint32_t i)
 		"weights_bytes", (json_int_t)g->weights_bytes, "manifest_bytes",
 		(json_int_t)g->manifest_bytes, "loaded_bytes", (json_int_t)g->loaded_bytes,
 		"load_ns", (json_int_t)g->load_ns, "n_leases", (json_int_t)g->n_leases, "n_tensors",
-		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "devices",
-		residency(g->residency), "allocations",
+		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "pinned",
+		g->pinned, "idle_ns", (json_int_t)g->idle_ns, "n_holds", (json_int_t)g->n_holds,
+		"devices", residency(g->residency), "allocations",
 		array_of(g->allocs, g->n_allocs, allocation));
 	if (!o)
 		return NULL;
@@ -168,14 +169,22 @@ static json_t *worker(const struct weights_client_peer *p)
 	return with(o, "reserved_bytes", json_integer((json_int_t)p->reserved_bytes));
 }
 
-static json_t *workers(const struct weights_client_status *s)
+static json_t *holder(const struct weights_client_peer *p)
+{
+	return json_pack("{s:i, s:I, s:I, s:o}", "pid", p->pid, "uid", (json_int_t)p->uid, "gid",
+		(json_int_t)p->gid, "holds", array_of(p->leases, p->n_leases, lease));
+}
+
+/* The workers, or the processes that only hold. */
+static json_t *peers(const struct weights_client_status *s, bool is_gone)
 {
 	json_t *array = json_array();
 
 	for (uint32_t i = 0; array && i < s->n_peers; i++) {
-		if (s->peers[i].role != WEIGHTS_CLIENT_WORKER)
+		const struct weights_client_peer *p = &s->peers[i];
+		if (p->is_gone != is_gone || (!is_gone && p->role != WEIGHTS_CLIENT_WORKER))
 			continue;
-		if (json_array_append_new(array, worker(&s->peers[i])) < 0) {
+		if (json_array_append_new(array, is_gone ? holder(p) : worker(p)) < 0) {
 			json_decref(array);
 			array = NULL;
 		}
@@ -187,13 +196,13 @@ json_t *status_json_weightd(const struct weights_client_status *s)
 {
 	struct sharing sharing = sharing_count(s);
 
-	return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I}}", "pid",
-		s->pid, "version", output_name(s->build), "uptime_ns", (json_int_t)s->uptime_ns,
-		"device", device(&s->device), "devices",
+	return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I}}",
+		"pid", s->pid, "version", output_name(s->build), "uptime_ns",
+		(json_int_t)s->uptime_ns, "device", device(&s->device), "devices",
 		array_of(s->devices, s->n_devices, device_at), "models", status_json_models(s),
-		"workers", workers(s), "sharing", "n_workers", (json_int_t)sharing.n_workers,
-		"n_leases", (json_int_t)sharing.n_leases, "resident_bytes",
-		(json_int_t)sharing.resident_bytes, "private_bytes",
+		"workers", peers(s, false), "holders", peers(s, true), "sharing", "n_workers",
+		(json_int_t)sharing.n_workers, "n_leases", (json_int_t)sharing.n_leases,
+		"resident_bytes", (json_int_t)sharing.resident_bytes, "private_bytes",
 		(json_int_t)sharing.private_bytes, "separate_bytes",
 		(json_int_t)sharing.separate_bytes);
 }

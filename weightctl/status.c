@@ -85,13 +85,24 @@ static void print_generation(const struct weights_client_status *s, const char *
 	if (g->has_identity)
 		printf("  identity %.12s, found right %s ago\n", status_names_identity(g).text,
 			figure_time(g->verified_ns).text);
+	if (g->pinned || g->n_holds || g->idle_ns) {
+		printf("  %s", g->pinned ? "pinned" : "not pinned");
+		if (g->n_holds)
+			printf(", held by %" PRIu32 " process%s without a lease", g->n_holds,
+				g->n_holds == 1 ? "" : "es");
+		if (g->idle_ns)
+			printf(", unused for %s", figure_time(g->idle_ns).text);
+		putchar('\n');
+	}
 	printf("  file ");
 	output_clean(g->path);
 	printf(", %s", figure_bytes(g->file_bytes).text);
 	if (g->load_ns)
 		printf(", loaded in %s\n", figure_time(g->load_ns).text);
-	else
+	else if (g->loaded_bytes)
 		printf(", %s loaded\n", figure_bytes(g->loaded_bytes).text);
+	else
+		putchar('\n');
 	for (uint32_t i = 0; i < g->n_allocs; i++) {
 		const struct weights_client_alloc *a = &g->allocs[i];
 
@@ -109,6 +120,17 @@ static void print_generation(const struct weights_client_status *s, const char *
 	if (g->unmet_bytes)
 		printf("  %s have no place that the device reads: every worker copies them\n",
 			figure_bytes(g->unmet_bytes).text);
+}
+
+static void print_holder(const struct weights_client_peer *p)
+{
+	printf("process %" PRId32 ", uid %" PRIu32 ", still holds", p->pid, p->uid);
+	for (uint32_t i = 0; i < p->n_leases; i++) {
+		printf("%s ", i ? "," : "");
+		output_clean(p->leases[i].model);
+		printf(" generation %" PRIu64, p->leases[i].generation);
+	}
+	putchar('\n');
 }
 
 static void print_peer(const struct weights_client_peer *p)
@@ -160,7 +182,9 @@ static void print_weightd(const struct weights_client_status *s)
 		for (uint32_t k = 0; k < s->models[i].n_generations; k++)
 			print_generation(s, s->models[i].name, &s->models[i].generations[k]);
 	for (uint32_t i = 0; i < s->n_peers; i++)
-		if (s->peers[i].role == WEIGHTS_CLIENT_WORKER)
+		if (s->peers[i].is_gone)
+			print_holder(&s->peers[i]);
+		else if (s->peers[i].role == WEIGHTS_CLIENT_WORKER)
 			print_peer(&s->peers[i]);
 	print_sharing(&sharing);
 }

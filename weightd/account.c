@@ -108,18 +108,38 @@ static uint64_t account_get_room(const struct account *a, const struct account_r
 	return account_get_free(a) + (row ? row->n_bytes : 0);
 }
 
-void account_list_holders(const struct account *a, struct err *err)
+/* asker: of whom it is a refusal, which sees what it may see; NULL: grants alone, and all. */
+static bool account_may_list(
+	const struct account *a, const struct account_row *row, const struct account_request *asker)
+{
+	if (!asker)
+		return row->kind == ACCOUNT_GRANT;
+	return !a->params.shows ||
+	       a->params.shows(a->params.userdata, asker, row->kind, row->id, row->model);
+}
+
+static void account_list(
+	const struct account *a, const struct account_request *asker, struct err *err)
 {
 	enum { TAIL_BYTES = 24 }; /* " and NNNN more" */
 	size_t n = strlen(err->text);
-	uint32_t n_left = a->n_rows;
+	uint32_t n_left = 0, n_listed = 0;
 
-	n += (size_t)snprintf(err->text + n, sizeof(err->text) - n, "; held: ");
-	for (uint32_t i = 0; i < a->n_rows; i++) {
+	for (uint32_t i = 0; i < a->n_rows; i++)
+		n_left += account_may_list(a, &a->rows[i], asker);
+	if (n + TAIL_BYTES >= sizeof(err->text) || (n_left == 0 && !asker))
+		return;
+	n += (size_t)snprintf(
+		err->text + n, sizeof(err->text) - n, asker ? "; held: " : "; granted: ");
+	if (n_left == 0)
+		snprintf(err->text + n, sizeof(err->text) - n, "nothing");
+	for (uint32_t i = 0; i < a->n_rows && n_left > 0; i++) {
 		const struct account_row *row = &a->rows[i];
 		char text[160];
 		int k;
 
+		if (!account_may_list(a, row, asker))
+			continue;
 		if (row->kind == ACCOUNT_GRANT)
 			k = snprintf(text, sizeof(text), "pid %d (model %s) %llu%s", (int)row->pid,
 				row->model, (unsigned long long)row->n_bytes,
@@ -131,13 +151,16 @@ void account_list_holders(const struct account *a, struct err *err)
 		if (n + (size_t)k + 2 + TAIL_BYTES >= sizeof(err->text))
 			break;
 		n += (size_t)snprintf(
-			err->text + n, sizeof(err->text) - n, "%s%s", i ? ", " : "", text);
+			err->text + n, sizeof(err->text) - n, "%s%s", n_listed++ ? ", " : "", text);
 		n_left--;
 	}
-	if (n_left && n < sizeof(err->text))
-		n += (size_t)snprintf(err->text + n, sizeof(err->text) - n, " and %u more", n_left);
-	if (!a->n_rows && n < sizeof(err->text))
-		snprintf(err->text + n, sizeof(err->text) - n, "nothing");
+	if (n_left)
+		snprintf(err->text + n, sizeof(err->text) - n, " and %u more", n_left);
+}
+
+void account_list_grants(const struct account *a, struct err *err)
+{
+	account_list(a, NULL, err);
 }
 
 static int account_refuse(
@@ -154,7 +177,7 @@ static int account_refuse(
 		a->params.device, who, (unsigned long long)q->n_least_bytes,
 		(unsigned long long)account_get_room(a, q),
 		(unsigned long long)a->params.n_budget_bytes);
-	account_list_holders(a, &err);
+	account_list(a, q, &err);
 	if (ret_err)
 		*ret_err = err;
 	return -ENOMEM;

@@ -57,6 +57,9 @@ struct account_params {
 	uint64_t n_budget_bytes;
 	uint64_t wait_ns;
 	void *userdata;
+	/* May a row stand in the refusal of the request? NULL: all may. */
+	bool (*shows)(void *userdata, const struct account_request *request, enum account_kind kind,
+		uint64_t id, const char *model);
 	/* Asks idle workers to park, but not the peer `except` (0: none): how many could. */
 	uint32_t (*press)(void *userdata, uint64_t except);
 	/*
@@ -135,8 +138,7 @@ uint64_t account_get_grant(const struct account *a, uint64_t id);
 /* Does a request of the id wait? */
 bool account_is_waiting(const struct account *a, enum account_kind kind, uint64_t id);
 
-/* "held: pid 12 (model a) 5000, weights of b (generation 3) 70000" behind the text that is there.
- */
-void account_list_holders(const struct account *a, struct err *err);
+/* "granted: pid 12 (model a) 5000" behind the text that is there; nothing where nothing is. */
+void account_list_grants(const struct account *a, struct err *err);
 
 #endif

@@ -8,9 +8,11 @@
 #include "proto/manifest.h"
 #include "proto/util/err.h"
 #include "weightd/admission.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/quota.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
 
@@ -143,7 +145,7 @@ static int acquire_copy_windows(struct service *s, const struct registry_generat
 }
 
 /* For the quota: the size of the model, whichever devices it is resident for. */
-static uint64_t acquire_get_bytes(const void *generation)
+uint64_t acquire_get_bytes(const void *generation)
 {
 	const struct service_generation *data = generation;
 
@@ -159,6 +161,8 @@ static int acquire_try(
 	uint64_t id;
 	int rc = 0;
 
+	if (restart_is_awaited(s->restart, w->model))
+		return ACQUIRE_WAIT;
 	if (g && service_check_file(s, g->id))
 		g = acquire_find_ready(s, w->model);
 	if (g) {
@@ -177,10 +181,13 @@ static int acquire_try(
 			return rc ? rc : ACQUIRE_WAIT;
 	}
 	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
+	if (rc == REGISTRY_WAIT) {
+		rc = admit_heat(s, w->model, ret_err);
+		return rc < 0 ? rc : ACQUIRE_WAIT;
+	}
 	if (rc)
-		return rc == REGISTRY_WAIT ? ACQUIRE_WAIT
-					   : shown_refuse(s->registry, p, w->model, rc, ret_err);
-	((struct service_generation *)g->data)->used_ns = service_now_ns();
+		return shown_refuse(s->registry, p, w->model, rc, ret_err);
+	restart_save(s->restart); /* before it is there, who has it must be known */
 	rpc_reply_acquired(p, w->request, id, e, &w->importer);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,
@@ -261,6 +268,12 @@ void acquire_fail(
 		if (w->slot == slot && !strcmp(w->model, model))
 			acquire_end_wait(s, w, code, why);
 	}
+}
+
+void acquire_fail_all(struct service *s, const char *model, int code, const struct err *why)
+{
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		acquire_fail(s, model, i, code, why);
 }
 
 void acquire_forget(struct service *s, const struct peer *p)

@@ -8,12 +8,16 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/account.h"
+#include "weightd/access.h"
 #include "weightd/acquire.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/policy.h"
+#include "weightd/quota.h"
 #include "weightd/service-internal.h"
+#include "weightd/shown.h"
 #include "weightd/source.h"
 
 /* Weights take their file's bytes and what alignment adds; a driver rounds allocations up too. */
@@ -65,7 +69,21 @@ static void admission_evict(void *userdata, uint64_t n_bytes)
 {
 	struct service_room *room = userdata;
 
-	service_evict(room->service, room->slot, n_bytes);
+	/* Too little of it helps nobody: then whoever waits has what there is in the end. */
+	(void)admit_evict(room->service, 0, room->slot, n_bytes);
+}
+
+/* Of a row, to who asked: as far as its socket shows models and processes. */
+static bool admission_shows(void *userdata, const struct account_request *q, enum account_kind kind,
+	uint64_t id, const char *model)
+{
+	const struct service_room *room = userdata;
+	const struct peer_list *peers = room->service->params->peers;
+	const struct peer *p = q->kind == ACCOUNT_GRANT ? peer_find(peers, q->id) : NULL;
+
+	if (!p)
+		return true;
+	return kind == ACCOUNT_GRANT ? shown_holder(p, id) : access_shows(p->access, model);
 }
 
 static uint64_t admission_add_slack(uint64_t n_bytes)
@@ -86,6 +104,22 @@ static uint64_t admission_subtract_slack(uint64_t n_bytes)
 	return n;
 }
 
+/* For which devices, and how, is in the service's data. */
+static int admission_ask(struct service *s, uint32_t slot, uint64_t generation, uint64_t room_bytes,
+	uint64_t may_free_bytes, struct err *ret_err)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	const struct service_generation *data = g->data;
+	const struct loader_request request = {
+		.goal = g->is_filling && data->is_heating ? LOAD_HEAT : LOAD_NEW,
+		.generation = generation,
+		.source = data->source,
+		.room_bytes = room_bytes,
+		.may_free_bytes = may_free_bytes};
+
+	return loader_ask(s->params->loaders[slot], &request, ret_err);
+}
+
 /*
  * The load itself, in n_bytes of the account; is_part: it would like more. may_wait: where weights
  * would have to leave the device it comes back with what is missing (LOADER_SHORT), if others could
@@ -94,19 +128,20 @@ static uint64_t admission_subtract_slack(uint64_t n_bytes)
 static int admission_start(struct service *s, uint32_t slot, uint64_t generation, uint64_t n_bytes,
 	bool is_part, bool may_wait, struct err *ret_err)
 {
-	const struct registry_generation *g = registry_find(s->registry, generation);
-	const struct service_generation *data = g->data;
 	struct account_figures f;
 	uint64_t room = admission_subtract_slack(n_bytes);
+	uint64_t may_free = 0;
 
 	account_get_figures(s->rooms[slot].account, &f);
-	/* A budget for weights says itself what it leaves to others, and is not theirs to give. */
-	if (s->params->policy->vram_budget)
-		may_wait = false;
-	else if (is_part)
-		room -= room >> ADMISSION_KV_SHIFT;
-	return loader_load_within(s->params->loaders[slot], generation, data->source, room,
-		may_wait ? admission_subtract_slack(f.n_budget_bytes) - room : 0, ret_err);
+	/* A budget for weights says itself what it leaves to others, and only weights can give. */
+	if (s->params->policy->vram_budget) {
+		may_free = admit_count(s, generation, slot);
+	} else {
+		may_free = admission_subtract_slack(f.n_budget_bytes) - room;
+		if (is_part)
+			room -= room >> ADMISSION_KV_SHIFT;
+	}
+	return admission_ask(s, slot, generation, room, may_wait ? may_free : 0, ret_err);
 }
 
 static void admission_answer(void *userdata, const struct account_request *q, int code,
@@ -119,6 +154,7 @@ static void admission_answer(void *userdata, const struct account_request *q, in
 	if (q->kind == ACCOUNT_GRANT) {
 		struct peer *p = peer_find(s->params->peers, q->id);
 		p->n_pending--;
+		p->reserved_bytes = admission_count_grants(s, p);
 		if (code < 0)
 			rpc_reply_error(p, q->request, code, err);
 		else
@@ -161,6 +197,7 @@ int admission_init(struct service *s)
 			.n_budget_bytes = admission_measure_budget(s, i),
 			.wait_ns = ACCOUNT_WAIT_NS,
 			.userdata = room,
+			.shows = admission_shows,
 			.press = admission_press,
 			.evict = admission_evict,
 			.answer = admission_answer};
@@ -214,19 +251,52 @@ static uint32_t admission_find_device(const struct service *s, const uint8_t *uu
 	return slot;
 }
 
-void admission_resume(struct service *s, const struct peer *p, uint64_t holder,
-	const struct admission_params *params)
+/* What the peer may have on the device by its socket, in all n_bytes. */
+static int admission_check_quota(const struct service *s, const struct peer *p,
+	const struct account *a, uint64_t n_bytes, struct err *ret_err)
+{
+	uint64_t n_others = admission_count_grants(s, p) - account_get_grant(a, p->id);
+
+	return quota_check_reserve(
+		s->registry, s->params->peers, p, n_others + n_bytes, acquire_get_bytes, ret_err);
+}
+
+int admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is_known,
+	const struct admission_params *params, struct err *ret_err)
 {
 	struct account *a = admission_find(s, admission_find_device(s, params->device_uuid));
 	struct account_request q = {
 		.kind = ACCOUNT_GRANT, .id = p->id, .n_bytes = params->n_bytes, .pid = p->pid};
+	struct account_figures f;
 
 	for (uint32_t i = 0; i < s->params->n_loaders && holder; i++)
 		account_resume(s->rooms[i].account, holder, p->id);
-	if (!a || account_get_grant(a, p->id) > 0 || params->n_bytes == 0)
-		return;
-	admission_name_model(s, p, q.model);
+	p->reserved_bytes = admission_count_grants(s, p);
+	if (!a || !is_known || account_get_grant(a, p->id) > 0 || params->n_bytes == 0)
+		return 0;
+	account_get_figures(a, &f);
+	/* More than there is nobody has ever been granted. */
+	if (q.n_bytes > f.n_budget_bytes)
+		q.n_bytes = f.n_budget_bytes;
+	int rc = admission_check_quota(s, p, a, q.n_bytes, ret_err);
+	if (rc < 0)
+		return rc;
+	snprintf(q.model, sizeof(q.model), "%s", params->model);
 	account_restore(a, &q);
+	p->reserved_bytes = admission_count_grants(s, p);
+	return 0;
+}
+
+void admission_adopt(struct service *s, uint64_t generation, uint32_t slot, const char *model,
+	const struct export *e)
+{
+	struct account_request q = {
+		.kind = ACCOUNT_WEIGHTS, .id = generation, .n_bytes = export_count_device_bytes(e)};
+
+	if (!admission_find(s, slot))
+		return;
+	snprintf(q.model, sizeof(q.model), "%s", model);
+	account_restore(admission_find(s, slot), &q);
 }
 
 int admission_reserve(struct service *s, struct peer *p, const struct admission_params *params,
@@ -248,15 +318,23 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 	if (slot < s->params->n_loaders) {
 		admission_update_budget(s, slot);
 		admission_name_model(s, p, q.model);
+		rc = admission_check_quota(s, p, s->rooms[slot].account, q.n_bytes, ret_err);
+	}
+	if (rc == 0 && slot < s->params->n_loaders)
 		rc = account_request(
 			s->rooms[slot].account, &q, service_now_ns(), ret_err, &n_bytes);
-	}
 	if (rc < 0)
 		return rc;
-	if (rc == ACCOUNT_WAIT)
+	p->reserved_bytes = admission_count_grants(s, p);
+	if (rc == ACCOUNT_WAIT) {
 		p->n_pending++;
-	else
+		/* Others of its socket are not to be promised the same in the meantime. */
+		if (q.n_bytes > account_get_grant(s->rooms[slot].account, p->id))
+			p->reserved_bytes +=
+				q.n_bytes - account_get_grant(s->rooms[slot].account, p->id);
+	} else {
 		rpc_reply_reserved(p, params->request, n_bytes);
+	}
 	return 0;
 }
 
@@ -284,19 +362,38 @@ int admission_load(struct service *s, uint64_t generation, uint32_t slot, struct
 	return rc;
 }
 
-void admission_on_short(
-	struct service *s, uint64_t generation, uint32_t slot, uint64_t n_wanted_bytes)
+/* In as much more as the account gives, now or later. */
+static int admission_load_again(struct service *s, uint64_t generation, uint32_t slot,
+	uint64_t n_wanted_bytes, bool may_wait, struct err *ret_err)
 {
-	struct account *a = admission_find(s, slot);
-	struct err failure = ERR_NULL;
 	struct account_request q;
 	uint64_t n_bytes = 0;
 
 	admission_make_request(s, generation, admission_add_slack(n_wanted_bytes), &q);
-	int rc = account_request(a, &q, service_now_ns(), &failure, &n_bytes);
+	int rc = account_request(s->rooms[slot].account, &q, service_now_ns(), ret_err, &n_bytes);
 	if (rc == 0)
 		rc = admission_start(
-			s, slot, generation, n_bytes, n_bytes < q.n_bytes, false, &failure);
+			s, slot, generation, n_bytes, n_bytes < q.n_bytes, may_wait, ret_err);
+	return rc < 0 ? rc : 0;
+}
+
+void admission_on_short(
+	struct service *s, uint64_t generation, uint32_t slot, const struct loader_result *r)
+{
+	bool is_filling = registry_find(s->registry, generation)->is_filling;
+	bool has_room = admit_evict(s, generation, slot, r->short_bytes);
+	struct err failure = ERR_NULL;
+	int rc;
+
+	if (!has_room && is_filling && admit_drain(s, generation, r->short_bytes)) {
+		admission_settle(s, generation, slot, NULL);
+		return;
+	}
+	if (!has_room && s->params->policy->vram_budget) /* what there is has to do */
+		rc = admission_ask(s, slot, generation, r->room_bytes, 0, &failure);
+	else
+		rc = admission_load_again(s, generation, slot, r->room_bytes + r->short_bytes,
+			has_room && s->params->policy->vram_budget, &failure);
 	if (rc < 0)
 		outcome_fail(s, slot, generation, rc, &failure);
 }
@@ -326,10 +423,10 @@ void admission_settle(struct service *s, uint64_t generation, uint32_t slot, con
 		account_leave(a, generation, service_now_ns());
 }
 
-void admission_explain(struct service *s, uint32_t slot, int code, struct err *err)
+void admission_explain(struct service *s, uint32_t slot, struct err *err)
 {
-	if (admission_find(s, slot) && (code == -ENOMEM || code == -ENOSPC || code == -E2BIG))
-		account_list_holders(admission_find(s, slot), err);
+	if (admission_find(s, slot))
+		account_list_grants(admission_find(s, slot), err);
 }
 
 void admission_leave(struct service *s, uint64_t generation, uint32_t slot)

@@ -34,9 +34,10 @@ enum fill_slot_state { FILL_FREE, FILL_READING, FILL_READ, FILL_COPYING };
 enum fill_wait { FILL_FOR_MEMORY, FILL_FOR_READS, FILL_FOR_COPIES, FILL_N_WAITS };
 
 /* The way of a tensor. Those of one way are read from front to back, one way after the other. */
-enum fill_way { FILL_BY_RING, FILL_DIRECTLY, FILL_N_WAYS, FILL_NOT };
+enum fill_way { FILL_BY_RING, FILL_FROM_MEMFD, FILL_DIRECTLY, FILL_N_WAYS, FILL_NOT };
 
-/* One piece of the file, [offset, offset + n_bytes), and its place in the ring. */
+/* One piece of the file, or of the memfd where that is the way, [offset, offset + n_bytes), and its
+ * place in the ring. */
 struct fill_slot {
 	enum fill_slot_state state;
 	enum fill_way way;
@@ -69,17 +70,32 @@ static const struct gguf_tensor *fill_get_tensor(const struct fill *f, uint32_t 
 	return &f->params->gguf->tensors[f->params->placement->order[i]];
 }
 
+static enum fill_way fill_get_device_way(const struct fill *f, uint32_t index)
+{
+	if (f->params->staged == FILL_STAGED_NOT || !source_is_staged(f->params->source, index))
+		return FILL_BY_RING;
+	return f->params->staged == FILL_STAGED_RING ? FILL_FROM_MEMFD : FILL_NOT;
+}
+
 static enum fill_way fill_get_way(const struct fill *f, uint32_t i)
 {
 	uint32_t index = f->params->placement->order[i];
 
 	switch (f->params->placement->homes[f->params->placement->tensor_alloc[index]].home) {
-	case PLACEMENT_DEVICE_MEMORY: return FILL_BY_RING;
+	case PLACEMENT_DEVICE_MEMORY: return fill_get_device_way(f, index);
 	case PLACEMENT_HOST_MEMORY: return FILL_DIRECTLY;
 	case PLACEMENT_MEMFD:
 		return source_is_staged(f->params->source, index) ? FILL_NOT : FILL_DIRECTLY;
 	default: return FILL_NOT;
 	}
+}
+
+/* Where the tensor begins in what the way reads. Both are in one order. */
+static uint64_t fill_get_offset(const struct fill *f, enum fill_way way, uint32_t i)
+{
+	if (way == FILL_FROM_MEMFD)
+		return f->params->placement->memfd_offset[f->params->placement->order[i]];
+	return fill_get_tensor(f, i)->offset;
 }
 
 static int fill_lost(struct err *ret_err)
@@ -186,9 +202,9 @@ static void fill_take_ring_piece(struct fill *f, struct fill_slot *slot)
 	slot->data = upload_get_slot(f->upload, (uint32_t)(slot - f->slots));
 	for (; f->next < f->params->placement->n_tensors; f->next++) {
 		const struct gguf_tensor *t = fill_get_tensor(f, f->next);
-		if (fill_get_way(f, f->next) != FILL_BY_RING)
+		if (fill_get_way(f, f->next) != slot->way)
 			continue;
-		uint64_t at = t->offset + f->next_byte - slot->offset;
+		uint64_t at = fill_get_offset(f, slot->way, f->next) + f->next_byte - slot->offset;
 		if (at - slot->n_bytes > FILL_GAP_BYTES || at >= f->piece_bytes)
 			break;
 		uint64_t n = t->n_bytes - f->next_byte;
@@ -239,20 +255,23 @@ static int fill_take_direct_piece(struct fill *f, struct fill_slot *slot, struct
 
 static int fill_start_read(struct fill *f, struct fill_slot *slot, struct err *ret_err)
 {
+	int fd = source_get_fd(f->params->source);
 	int rc = 0;
 
 	slot->way = f->way;
 	slot->first = f->next;
-	slot->offset = fill_get_tensor(f, f->next)->offset + f->next_byte;
+	slot->offset = fill_get_offset(f, f->way, f->next) + f->next_byte;
 	slot->n_bytes = 0;
 	slot->is_fresh = false;
-	if (slot->way == FILL_BY_RING)
+	if (slot->way == FILL_FROM_MEMFD)
+		fd = source_get_memfd(f->params->source);
+	if (slot->way != FILL_DIRECTLY)
 		fill_take_ring_piece(f, slot);
 	else
 		rc = fill_take_direct_piece(f, slot, ret_err);
 	if (rc)
 		return rc;
-	const struct uring_read_params read = {.fd = source_get_fd(f->params->source),
+	const struct uring_read_params read = {.fd = fd,
 		.data = slot->data,
 		.n_bytes = slot->n_bytes,
 		.offset = slot->offset,
@@ -284,8 +303,9 @@ static int fill_copy_tensor(
 	const struct gguf_tensor *t = fill_get_tensor(f, i);
 	uint32_t index = p->order[i];
 	uint64_t slot_end = slot->offset + slot->n_bytes;
-	uint64_t t_end = t->offset + t->n_bytes;
-	uint64_t begin = t->offset > slot->offset ? t->offset : slot->offset;
+	uint64_t t_begin = fill_get_offset(f, slot->way, i);
+	uint64_t t_end = t_begin + t->n_bytes;
+	uint64_t begin = t_begin > slot->offset ? t_begin : slot->offset;
 	uint64_t end = t_end < slot_end ? t_end : slot_end;
 	struct vk_memory *memory = NULL;
 	uint64_t aligned;
@@ -294,7 +314,7 @@ static int fill_copy_tensor(
 	if (rc)
 		return rc;
 	const struct vk_slice to = {.memory = memory,
-		.offset = p->tensor_offset[index] + begin - t->offset,
+		.offset = p->tensor_offset[index] + begin - t_begin,
 		.n_bytes = end - begin};
 	upload_add(f->upload, (uint32_t)(slot - f->slots), begin - slot->offset, &to);
 
@@ -312,7 +332,7 @@ static int fill_copy_tensor(
 static bool fill_is_in_slot(const struct fill *f, const struct fill_slot *slot, uint32_t i)
 {
 	return i < f->params->placement->n_tensors &&
-	       fill_get_tensor(f, i)->offset < slot->offset + slot->n_bytes;
+	       fill_get_offset(f, slot->way, i) < slot->offset + slot->n_bytes;
 }
 
 static int fill_copy_slot(struct fill *f, const struct fill_slot *slot, struct err *ret_err)
@@ -320,7 +340,7 @@ static int fill_copy_slot(struct fill *f, const struct fill_slot *slot, struct e
 	int rc = 0;
 
 	for (uint32_t i = slot->first; rc == 0 && fill_is_in_slot(f, slot, i); i++)
-		if (fill_get_way(f, i) == FILL_BY_RING)
+		if (fill_get_way(f, i) == slot->way)
 			rc = fill_copy_tensor(f, slot, i, ret_err);
 	return rc;
 }
@@ -332,8 +352,7 @@ static uint32_t fill_find_missing(struct fill *f, const struct fill_slot *slot)
 
 	for (uint32_t i = slot->first; fill_is_in_slot(f, slot, i); i++) {
 		uint32_t alloc = p->tensor_alloc[p->order[i]];
-		if (fill_get_way(f, i) == FILL_BY_RING &&
-			!allocator_has(f->params->allocator, alloc))
+		if (fill_get_way(f, i) == slot->way && !allocator_has(f->params->allocator, alloc))
 			return alloc;
 	}
 	return p->n_allocs;
@@ -424,7 +443,7 @@ static int fill_take_read(struct fill *f, bool may_wait, struct err *ret_err)
 	struct fill_slot *slot = &f->slots[tag];
 	if (rc < 0)
 		return fill_refuse_read(f, slot, rc, ret_err);
-	slot->state = slot->way == FILL_BY_RING ? FILL_READ : FILL_FREE;
+	slot->state = slot->way != FILL_DIRECTLY ? FILL_READ : FILL_FREE;
 	f->n_done_bytes += slot->n_bytes;
 	if (f->n_done_bytes > f->n_total_bytes) /* gaps in the file were read too */
 		f->n_done_bytes = f->n_total_bytes;

@@ -24,6 +24,13 @@ struct source;
 struct upload;
 struct vk_device;
 
+/* Tensors for the device that the source has staged already. */
+enum fill_staged {
+	FILL_STAGED_NOT,  /* read from the file all the same: workers may have the memfd */
+	FILL_STAGED_RING, /* read from the memfd, not from the file */
+	FILL_STAGED_DONE, /* weightd/heat brought them */
+};
+
 /* Called after each piece; false ends the fill with -ECANCELED. */
 typedef bool (*fill_progress_fn)(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata);
 
@@ -35,6 +42,7 @@ struct fill_params {
 	const struct placement *placement;
 	struct allocator *allocator; /* of placement */
 	uint8_t *memfd; /* mapped by source_begin_staging; NULL where nothing is staged in one */
+	enum fill_staged staged;
 	bool use_pread; /* do not try io_uring */
 	fill_progress_fn progress;
 	void *userdata;

@@ -14,6 +14,14 @@ struct event_base;
 struct holders;
 struct peer;
 
+/* Who holds, as SO_PEERCRED said; role of weightd.proto. */
+struct holders_process {
+	int32_t pid; /* 0: in a namespace that we cannot see */
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t role;
+};
+
 /* The process behind the id is gone. */
 typedef void (*holders_exit_fn)(uint64_t id, void *userdata);
 
@@ -25,9 +33,19 @@ struct holders *holders_free(struct holders *h);
 
 /*
  * The id under which the peer's process is watched from here on: one of an earlier connection of
- * the same process by the same listening socket, or the peer's own (its pidfd is taken then). 0:
- * the process is gone, nothing can tell of it, or too many are watched that nothing tells apart.
+ * the same process by the same listening socket, or the peer's own. 0: the process is gone,
+ * nothing can tell of it, or too many are watched that nothing tells apart.
  */
 uint64_t holders_add(struct holders *h, struct peer *p);
+
+/* The id under which the peer's process is watched already; 0: it is not. */
+uint64_t holders_find(const struct holders *h, const struct peer *p);
+
+/* The process behind the id, borrowed until it is gone; NULL. */
+const struct holders_process *holders_find_process(const struct holders *h, uint64_t id);
+
+/* The same for a process that was known before, under this id. 0: it is gone, or another by now. */
+uint64_t holders_add_pid(
+	struct holders *h, uint64_t id, int32_t pid, uint32_t uid, uint64_t start_ticks);
 
 #endif

@@ -16,7 +16,8 @@ static int lease_index_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-int lease_index_init(const struct registry *r, struct lease_index *ret_index)
+static int lease_index_collect(
+	const struct registry *r, bool is_hold, struct lease_index *ret_index)
 {
 	uint32_t n_all = registry_count_leases(r);
 	struct lease_index index = {.leases = calloc(n_all + 1, sizeof(struct registry_lease *))};
@@ -24,11 +25,21 @@ int lease_index_init(const struct registry *r, struct lease_index *ret_index)
 	if (!index.leases)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n_all; i++)
-		if (!registry_lease_at(r, i)->is_hold)
+		if (registry_lease_at(r, i)->is_hold == is_hold)
 			index.leases[index.n++] = registry_lease_at(r, i);
 	qsort(index.leases, index.n, sizeof(struct registry_lease *), lease_index_compare);
 	*ret_index = index;
 	return 0;
+}
+
+int lease_index_init(const struct registry *r, struct lease_index *ret_index)
+{
+	return lease_index_collect(r, false, ret_index);
+}
+
+int lease_index_init_holds(const struct registry *r, struct lease_index *ret_index)
+{
+	return lease_index_collect(r, true, ret_index);
 }
 
 void lease_index_fini(struct lease_index *index)

@@ -18,8 +18,9 @@ struct lease_index {
 	const struct registry_lease **leases; /* owned; what it points to is the registry's */
 };
 
-/* Good until the registry changes. */
+/* Good until the registry changes. The second is of the holds, in order of their holders. */
 int must_check lease_index_init(const struct registry *r, struct lease_index *ret_index);
+int must_check lease_index_init_holds(const struct registry *r, struct lease_index *ret_index);
 
 void lease_index_fini(struct lease_index *index);
 

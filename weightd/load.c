@@ -11,17 +11,15 @@
 #include "vk/device.h"
 #include "weightd/allocator.h"
 #include "weightd/clock.h"
-#include "weightd/check.h"
-#include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
+#include "weightd/heat.h"
 #include "weightd/host-memory.h"
-#include "weightd/identity.h"
+#include "weightd/load-sums.h"
 #include "weightd/manifest-writer.h"
 #include "weightd/placement.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
-#include "weightd/sums.h"
 #include "weightd/validate.h"
 
 enum {
@@ -31,6 +29,9 @@ enum {
 	LOAD_ANY_PAGE_BYTES = 64 << 10,
 	LOAD_MAX_TRIES = 4, /* placements, when allocations fail that should have worked */
 };
+
+/* Of a memfd that no device sees: any size. */
+static const uint64_t LOAD_COOL_ALLOC_BYTES = UINT64_MAX >> 1;
 
 struct load {
 	const struct load_params *params;
@@ -121,8 +122,16 @@ static struct placement_limits load_get_limits(const struct load *l)
 	limits.max_window_bytes = load_cap(limits.max_alloc_bytes, params->window_bytes);
 	limits.can_import_memfd =
 		params->abilities.imports_memfd && limits.page_bytes <= LOAD_ANY_PAGE_BYTES;
+	/* Nobody imports it, and what it has there already costs nothing more. */
+	if (params->goal == LOAD_COOL) {
+		uint64_t n_bytes = source_get_staged_bytes(source);
+		limits.max_alloc_bytes = limits.max_window_bytes = LOAD_COOL_ALLOC_BYTES;
+		limits.host_used_bytes -= n_bytes;
+		if (limits.host_free_bytes < UINT64_MAX - n_bytes)
+			limits.host_free_bytes += n_bytes;
+	}
 	limits.can_pin =
-		source_get_shared_fd(source) >= 0 &&
+		params->goal != LOAD_COOL && source_get_shared_fd(source) >= 0 &&
 		params->abilities
 			.imports_file[source_is_in_memory(source)][source_is_writable(source)];
 	return limits;
@@ -130,13 +139,21 @@ static struct placement_limits load_get_limits(const struct load *l)
 
 static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
 {
-	int rc = placement_new(
-		l->gguf, limits, l->params->policy, ret_err, &l->short_bytes, &l->placement);
+	/* Rules say where workers find it; while it is cool, there are none. */
+	static const struct policy no_rules;
+	struct policy cool = no_rules;
+	cool.host_budget = l->params->policy->host_budget;
+	int rc = placement_new(l->gguf, limits,
+		l->params->goal == LOAD_COOL ? &cool : l->params->policy, ret_err, &l->short_bytes,
+		&l->placement);
 
 	if (rc == PLACEMENT_SHORT)
 		return LOAD_SHORT;
 	if (rc < 0)
 		return rc;
+	if (l->params->goal == LOAD_COOL && l->placement->n_unmet_bytes)
+		return err_set(ret_err, ENOSPC, "host memory has no room for %llu of its bytes",
+			(unsigned long long)l->placement->n_unmet_bytes);
 	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
 		if (l->placement->homes[i].home == PLACEMENT_FILE &&
 			source_get_shared_fd(l->params->source) < 0)
@@ -167,6 +184,56 @@ static int load_write_manifest(struct load *l, struct err *ret_err)
 		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
 }
 
+static bool load_has_memfd(const struct load *l)
+{
+	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
+		if (l->placement->homes[i].home == PLACEMENT_MEMFD)
+			return true;
+	return false;
+}
+
+/* What is staged goes to the device at once where it imports memfds, else with the fill. */
+static int load_heat(const struct load *l, struct fill_params *fill, struct err *ret_err)
+{
+	const struct load_params *params = l->params;
+	const struct vk_device_info *info =
+		params->device ? vk_device_get_info(params->device) : NULL;
+	_cleanup_(cleanup_free)
+	struct vk_memory **memories = calloc(l->export->n_allocs, sizeof(struct vk_memory *));
+	struct heat_params heat = {.device = params->device,
+		.source = params->source,
+		.placement = l->placement,
+		.memories = memories,
+		.memfd = fill->memfd,
+		.page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
+		.progress = params->progress,
+		.userdata = params->userdata};
+
+	fill->staged = FILL_STAGED_RING;
+	if (!info || !params->abilities.imports_memfd || !*params->may_import ||
+		info->import_align > LOAD_ANY_PAGE_BYTES)
+		return 0;
+	if (info->import_align > heat.page_bytes)
+		heat.page_bytes = info->import_align;
+	heat.max_window_bytes = load_cap(info->max_alloc_bytes, params->window_bytes);
+	int rc = memories ? 0 : err_set(ret_err, ENOMEM, "weights: out of memory");
+	for (uint32_t i = 0; i < l->placement->n_allocs && rc == 0; i++)
+		if (l->placement->homes[i].home <= PLACEMENT_HOST_MEMORY)
+			rc = allocator_wait(fill->allocator, i, ret_err, &memories[i]);
+	if (rc)
+		return rc == ALLOCATOR_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+	rc = heat_run(&heat, ret_err);
+	if (rc == HEAT_REFUSED) {
+		log_warn("device %s: its driver refuses to import a memfd: %s", info->name,
+			ret_err->text);
+		*params->may_import = false;
+		return vk_device_is_poisoned(params->device) ? LOAD_DEVICE_LOST : 0;
+	}
+	if (rc == 0)
+		fill->staged = FILL_STAGED_DONE;
+	return rc == HEAT_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
 /* The memory that is there, or is made meanwhile, is filled. */
 static int load_fill(
 	struct load *l, struct allocator *allocator, struct err *ret_err, int *ret_refusal)
@@ -181,17 +248,19 @@ static int load_fill(
 		.use_pread = params->use_pread,
 		.progress = params->progress,
 		.userdata = params->userdata};
-	bool is_staging = false;
+	bool is_heating = params->goal == LOAD_HEAT && source_get_memfd(params->source) >= 0;
+	bool is_staging = is_heating || load_has_memfd(l);
 	int rc = 0;
 
-	for (uint32_t i = 0; i < l->placement->n_allocs; i++)
-		is_staging |= l->placement->homes[i].home == PLACEMENT_MEMFD;
 	if (is_staging)
 		rc = source_begin_staging(
 			params->source, l->placement->memfd_bytes, ret_err, &fill.memfd);
 	if (rc < 0)
 		return rc;
-	rc = fill_run(&fill, ret_err, ret_refusal);
+	if (is_heating)
+		rc = load_heat(l, &fill, ret_err);
+	if (rc == 0)
+		rc = fill_run(&fill, ret_err, ret_refusal);
 	if (is_staging)
 		source_end_staging(params->source);
 	return rc == FILL_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
@@ -250,59 +319,17 @@ static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_ref
 	return rc;
 }
 
-/* Of the generation's first load; those of a later one are the same. */
-static int load_make_check(struct load *l, struct err *ret_err)
-{
-	uint8_t description[IDENTITY_BYTES];
-	struct sums *sums = NULL;
-	int rc = source_get_sums(l->params->source, &sums);
-
-	if (rc < 0)
-		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
-	identity_describe(l->gguf, description);
-	rc = check_new(l->export->manifest_fd, description, sums, ret_err, &l->export->check);
-	if (rc < 0)
-		sums_free(sums);
-	return rc;
-}
-
-static int load_judge_sums(struct load *l, const struct check_report *report, struct err *ret_err)
-{
-	if (report->n_tensors > 0)
-		return err_set(ret_err, EBADMSG,
-			"tensor %s%s: its bytes are not those that were loaded before",
-			report->differences[0].tensor, report->n_tensors > 1 ? " and others" : "");
-	int rc = source_keep_sums(l->params->source, check_get_sums(l->export->check));
-	if (rc < 0)
-		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
-	return 0;
-}
-
 /* What is there now is what all later sums are compared with. */
 static int load_sum(struct load *l, struct err *ret_err)
 {
-	const struct load_params *params = l->params;
-	struct check_means means = {.key = params->key};
-	struct check_report report;
-	int rc = 0;
+	const struct load_sums_params params = {.device = l->params->device,
+		.key = l->params->key,
+		.checksum = l->params->checksum,
+		.source = l->params->source,
+		.export = l->export};
+	int rc = load_sums_take(&params, l->gguf, ret_err);
 
-	if (params->device && !*params->checksum)
-		rc = checksum_new(params->device, params->key, ret_err, params->checksum);
-	if (rc)
-		return rc == CHECKSUM_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
-	means.checksum = params->device ? *params->checksum : NULL;
-	rc = load_make_check(l, ret_err);
-	if (rc == 0)
-		rc = check_run(l->export->check, l->export, &means, CHECK_MEMORY, ret_err, &report);
-	if (rc)
-		return rc == CHECK_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
-	rc = load_judge_sums(l, &report, ret_err);
-	if (rc < 0)
-		return rc;
-	log_debug("generation %llu: %llu bytes summed in %.3f ms",
-		(unsigned long long)params->generation, (unsigned long long)report.n_bytes,
-		(double)report.elapsed_ns / 1e6);
-	return 0;
+	return rc == LOAD_SUMS_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
 }
 
 static void load_describe(struct load *l)
@@ -338,7 +365,13 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	uint64_t start_ns = clock_now_ns(), read_ns;
 	int rc;
 
-	rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
+	if (source_get_fd(params->source) < 0)
+		return err_set(ret_err, EBADF,
+			"file: weightd was started anew and does not have it any more");
+	/* It was read before: another file now is a change, whatever is wrong with it. */
+	rc = params->goal == LOAD_NEW ? 0 : source_check(params->source, ret_err);
+	if (rc == 0)
+		rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	read_ns = clock_now_ns();
@@ -349,12 +382,15 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
 		rc = source_check(params->source, ret_err);
-	if (rc == 0)
-		rc = export_share(l.export, l.placement, ret_err);
+	if (rc || params->goal == LOAD_COOL)
+		return rc;
+	rc = export_share(l.export, l.placement, ret_err);
 	if (rc == 0)
 		rc = load_sum(&l, ret_err);
 	if (rc)
 		return rc;
+	if (params->goal == LOAD_HEAT && !load_has_memfd(&l))
+		source_drop_staged(params->source);
 	load_describe(&l);
 	log_debug("generation %llu: %.1f ms to read the metadata, %.1f ms to place, allocate, fill "
 		  "and "

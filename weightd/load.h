@@ -33,7 +33,15 @@ struct load_abilities {
 	bool exports_host_dma_buf;
 };
 
+/* What a load is for. */
+enum load_goal {
+	LOAD_NEW,  /* the file to where it is placed */
+	LOAD_HEAT, /* the same, and what is staged comes from there; then the memfd goes */
+	LOAD_COOL, /* all of it to the memfd, beside what the device has of it; makes no export */
+};
+
 struct load_params {
+	enum load_goal goal;
 	struct vk_device
 		*device;     /* NULL: for devices that are not weightd's, in host memory alone */
 	struct upload *ring; /* see fill_params */
@@ -47,6 +55,7 @@ struct load_params {
 	uint64_t may_free_bytes;  /* of it, that others would give back: see LOAD_SHORT */
 	uint64_t room_bytes;      /* of the device, at most; 0: none */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
+	bool *may_import;         /* heating by imports; false once the driver has refused one */
 	bool use_pread;
 	const struct sum_key *key;
 	struct checksum **checksum; /* of the device, made when it is needed */
@@ -68,6 +77,7 @@ uint32_t load_find_largest_heap(const struct vk_device_info *info);
  * -ENOMEM: the device; -ESTALE: the file changed; -EBADMSG: its bytes are
  * not those of the generation's first load; -ECANCELED. A device whose memory ends before its
  * budget said so gets what it had room for, and the rest is placed anew.
+ * To cool, host memory must have room for all of it: -ENOSPC.
  * ret_refusal: uring_get_refusal.
  */
 int must_check load_run(const struct load_params *params, struct err *ret_err,

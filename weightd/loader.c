@@ -16,6 +16,7 @@
 #include "weightd/export.h"
 #include "weightd/fill.h"
 #include "weightd/host-memory.h"
+#include "weightd/load-sums.h"
 #include "weightd/load.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
@@ -28,7 +29,8 @@ enum {
 
 /* A job becomes its own result, so that telling of it cannot fail. */
 struct loader_job {
-	struct source *source;         /* a reference; NULL: to be checked */
+	/* A reference; NULL: to be checked, or what is adopted is in the result. */
+	struct source *source;
 	struct loader_window *windows; /* of a copy, owned; NULL: a load or a check */
 	uint32_t n_windows;
 	struct export *export; /* of a check; borrowed from the list of what lives */
@@ -52,6 +54,7 @@ struct loader {
 
 	/* The loader thread's. */
 	struct vk_device *device;
+	bool may_import;     /* a memfd, to heat; false once the driver has refused */
 	struct upload *ring; /* of the device; NULL: not made yet */
 	struct checker checker;
 	uint64_t progress_bytes;
@@ -64,10 +67,12 @@ struct loader {
 	int open_code;
 	struct err open_err;
 	bool wants_heaps;
+	bool is_job_next; /* whoever asks for heaps all the time stops no load */
 	uint32_t n_jobs;
 	uint64_t running; /* generation, 0: none */
 	struct loader_jobs jobs;
 	struct loader_jobs done;
+	struct loader_jobs dropped; /* sources alone */
 	struct load_abilities abilities;
 	struct loader_exports live;  /* exports that have memory on the device */
 	struct loader_exports freed; /* to be freed by the thread */
@@ -112,13 +117,10 @@ static int loader_open_device(struct loader *l, struct err *ret_err)
 }
 
 /* Under the mutex. */
-static void loader_update_heaps(struct loader *l)
+static void loader_count_weights(struct loader *l)
 {
 	struct export *e;
 
-	l->wants_heaps = false;
-	if (l->device)
-		vk_device_query_heaps(l->device, l->heaps);
 	memset(l->weights_bytes, 0, sizeof(l->weights_bytes));
 	TAILQ_FOREACH(e, &l->live, entry)
 	for (uint32_t i = 0; i < e->n_allocs; i++)
@@ -126,23 +128,69 @@ static void loader_update_heaps(struct loader *l)
 			l->weights_bytes[e->allocs[i].heap_index] += e->allocs[i].n_bytes;
 }
 
-/* The device and the memory on it go; the exports' descriptors stay with them. */
+/* Under the mutex, which is given up while the driver is asked: the loop thread waits for no
+ * driver. */
+static void loader_update_heaps(struct loader *l)
+{
+	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
+
+	l->wants_heaps = false;
+	if (l->device) {
+		pthread_mutex_unlock(&l->mutex);
+		vk_device_query_heaps(l->device, heaps);
+		pthread_mutex_lock(&l->mutex);
+		memcpy(l->heaps, heaps, sizeof(l->heaps));
+	}
+	loader_count_weights(l);
+}
+
+/* Under the mutex; NULL when no export has memory of the device. */
+static struct export *loader_find_memory(struct loader *l)
+{
+	struct export *e;
+
+	TAILQ_FOREACH(e, &l->live, entry)
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		if (e->allocs[i].memory)
+			return e;
+	return NULL;
+}
+
+static struct export *loader_take_freed(struct loader *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	struct export *e = TAILQ_FIRST(&l->freed);
+	if (e)
+		TAILQ_REMOVE(&l->freed, e, entry);
+	pthread_mutex_unlock(&l->mutex);
+	return e;
+}
+
+/* The device and the memory on it go; the exports' descriptors stay with them. The mutex is given
+ * up for what takes long: only this thread frees exports. */
 static void loader_lose_device(struct loader *l)
 {
 	struct export *e;
 
-	pthread_mutex_lock(&l->mutex);
-	while ((e = TAILQ_FIRST(&l->freed))) {
-		TAILQ_REMOVE(&l->freed, e, entry);
-		l->n_freed_bytes += export_count_device_bytes(e);
-		export_free(e);
+	/* First those that live: one that is released meanwhile is then among the freed. */
+	for (;;) {
+		pthread_mutex_lock(&l->mutex);
+		e = loader_find_memory(l);
+		pthread_mutex_unlock(&l->mutex);
+		if (!e)
+			break;
+		export_drop_memory(e);
 	}
-	TAILQ_FOREACH(e, &l->live, entry)
-	export_drop_memory(e);
+	while ((e = loader_take_freed(l))) {
+		uint64_t n_bytes = export_count_device_bytes(e);
+		export_free(e);
+		pthread_mutex_lock(&l->mutex);
+		l->n_freed_bytes += n_bytes;
+		pthread_mutex_unlock(&l->mutex);
+	}
 	l->ring = upload_free(l->ring);
 	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
-	pthread_mutex_unlock(&l->mutex);
 }
 
 static int loader_make_ring(struct loader *l, struct err *ret_err)
@@ -173,6 +221,24 @@ static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *u
 	return true;
 }
 
+/* An export that could not be had leaves its result empty. */
+static int loader_import(struct loader *l, struct loader_result *r)
+{
+	const struct load_sums_params sums = {.device = r->is_foreign ? NULL : l->device,
+		.key = l->params.key,
+		.checksum = &l->checker.checksum,
+		.source = r->export->source,
+		.export = r->export};
+	int rc = r->is_foreign ? 0 : export_import(r->export, l->device, &r->err);
+
+	/* Whoever brought it, and whatever happened to it meanwhile. */
+	if (rc == 0)
+		rc = load_sums_compare(&sums, &r->err);
+	if (rc)
+		r->export = export_free(r->export);
+	return rc > 0 ? LOAD_DEVICE_LOST : rc;
+}
+
 static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t heap_used_bytes,
 	const struct load_abilities *abilities)
 {
@@ -184,10 +250,15 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	l->progress_ns = start;
 	if (!l->device && !r->is_foreign)
 		rc = loader_open_device(l, &r->err);
-	if (rc == 0 && !r->is_foreign)
+	if (rc == 0 && !r->is_foreign && !r->export)
 		rc = loader_make_ring(l, &r->err);
-	if (rc == 0) {
+	if (rc == 0 && r->export) {
+		rc = loader_import(l, r);
+	} else if (rc == 0) {
 		const struct load_params params = {.device = r->is_foreign ? NULL : l->device,
+			.goal = r->goal,
+			.may_free_bytes = job->may_free_bytes,
+			.may_import = &l->may_import,
 			.ring = r->is_foreign ? NULL : l->ring,
 			.generation = r->generation,
 			.source = job->source,
@@ -197,7 +268,6 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.alloc_bytes = l->params.alloc_bytes,
 			.window_bytes = l->params.window_bytes,
 			.room_bytes = r->room_bytes,
-			.may_free_bytes = job->may_free_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
 			.key = l->params.key,
@@ -207,11 +277,12 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		rc = load_run(&params, &r->err, &r->export, &r->refusal, &r->short_bytes);
 	}
 	r->kind = rc == 0 ? LOADER_READY : LOADER_FAILED;
+	if (rc == 0 && r->goal == LOAD_COOL)
+		r->kind = LOADER_COOL;
 	if (rc == LOAD_SHORT) {
 		r->kind = LOADER_SHORT;
 		rc = 0;
-	}
-	if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
+	} else if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
 		r->kind = LOADER_LOST;
@@ -355,6 +426,7 @@ static bool loader_step(struct loader *l)
 {
 	struct export *e = TAILQ_FIRST(&l->freed);
 	struct loader_job *job = TAILQ_FIRST(&l->jobs);
+	struct loader_job *dropped = TAILQ_FIRST(&l->dropped);
 
 	if (e) {
 		uint64_t n_bytes = export_count_device_bytes(e);
@@ -365,15 +437,26 @@ static bool loader_step(struct loader *l)
 		l->n_freed_bytes += n_bytes;
 		l->wants_heaps = true;
 		loader_tell(l);
-	} else if (l->wants_heaps) {
+	} else if (dropped) {
+		TAILQ_REMOVE(&l->dropped, dropped, entry);
+		pthread_mutex_unlock(&l->mutex);
+		source_drop_staged(dropped->source);
+		source_unref(dropped->source);
+		free(dropped);
+		pthread_mutex_lock(&l->mutex);
+	} else if (l->wants_heaps && !(job && l->is_job_next)) {
 		loader_update_heaps(l);
+		l->is_job_next = true;
 	} else if (job && !l->is_stopping) {
 		static const struct load_abilities foreign = {.imports_memfd = true};
+		/* Of now, when what was released is freed: the load is to fit beside it. */
+		loader_count_weights(l);
 		uint64_t used = l->device ? l->weights_bytes[load_find_heap(l->device)] : 0;
 		const struct load_abilities abilities =
 			job->result.is_foreign ? foreign : l->abilities;
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
+		l->is_job_next = false;
 		l->running = job->result.generation;
 		atomic_store(&l->is_given_up, false);
 		pthread_mutex_unlock(&l->mutex);
@@ -477,6 +560,8 @@ int loader_new(const struct loader_params *params, struct err *ret_err, struct l
 	checker_init(&l->checker, params->key, &l->is_given_up);
 	TAILQ_INIT(&l->jobs);
 	TAILQ_INIT(&l->done);
+	TAILQ_INIT(&l->dropped);
+	l->may_import = true;
 	TAILQ_INIT(&l->live);
 	TAILQ_INIT(&l->freed);
 	pthread_mutex_init(&l->mutex, NULL);
@@ -504,12 +589,15 @@ int loader_new(const struct loader_params *params, struct err *ret_err, struct l
 	return 0;
 }
 
-static void loader_free_jobs(struct loader_jobs *jobs)
+/* The exports of those that were not begun are nobody's; the others are the thread's. */
+static void loader_free_jobs(struct loader_jobs *jobs, bool is_waiting)
 {
 	struct loader_job *job;
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
+		if (is_waiting)
+			export_free(job->result.export);
 		loader_free_job(job);
 	}
 }
@@ -526,8 +614,9 @@ struct loader *loader_free(struct loader *l)
 		pthread_mutex_unlock(&l->mutex);
 		pthread_join(l->thread, NULL);
 	}
-	loader_free_jobs(&l->jobs);
-	loader_free_jobs(&l->done);
+	loader_free_jobs(&l->jobs, true);
+	loader_free_jobs(&l->done, false);
+	loader_free_jobs(&l->dropped, false);
 	cleanup_close(&l->event_fd);
 	pthread_cond_destroy(&l->cond);
 	pthread_mutex_destroy(&l->mutex);
@@ -605,8 +694,50 @@ int loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *r
 	return loader_add_job(l, job, ret_err);
 }
 
-static int loader_add_load(struct loader *l, uint64_t generation, struct source *source,
-	bool is_foreign, uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
+int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
+	struct err *ret_err)
+{
+	const struct loader_request request = {.generation = generation,
+		.source = source,
+		.is_foreign = is_foreign,
+		.room_bytes = UINT64_MAX};
+
+	return loader_ask(l, &request, ret_err);
+}
+
+int loader_ask(struct loader *l, const struct loader_request *request, struct err *ret_err)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	job->may_free_bytes = request->may_free_bytes;
+	job->result.goal = request->goal;
+	job->result.generation = request->generation;
+	job->result.is_foreign = request->is_foreign;
+	job->result.room_bytes = request->room_bytes;
+	job->source = source_ref(request->source);
+	return loader_add_job(l, job, ret_err);
+}
+
+void loader_drop_source(struct loader *l, struct source *source)
+{
+	struct loader_job *job = calloc(1, sizeof(*job));
+
+	if (!job) { /* slowly, but not for ever */
+		source_drop_staged(source);
+		source_unref(source);
+		return;
+	}
+	job->source = source;
+	pthread_mutex_lock(&l->mutex);
+	TAILQ_INSERT_TAIL(&l->dropped, job, entry);
+	pthread_cond_broadcast(&l->cond);
+	pthread_mutex_unlock(&l->mutex);
+}
+
+int loader_adopt(struct loader *l, uint64_t generation, struct export *e, bool is_foreign,
+	struct err *ret_err)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
@@ -614,9 +745,7 @@ static int loader_add_load(struct loader *l, uint64_t generation, struct source 
 		return err_set(ret_err, ENOMEM, "load: out of memory");
 	job->result.generation = generation;
 	job->result.is_foreign = is_foreign;
-	job->result.room_bytes = room_bytes;
-	job->may_free_bytes = may_free_bytes;
-	job->source = source_ref(source);
+	job->result.export = e;
 	return loader_add_job(l, job, ret_err);
 }
 
@@ -637,18 +766,6 @@ int loader_copy(struct loader *l, uint64_t generation, struct source *source,
 	job->result.generation = generation;
 	job->source = source_ref(source);
 	return loader_add_job(l, job, ret_err);
-}
-
-int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
-	struct err *ret_err)
-{
-	return loader_add_load(l, generation, source, is_foreign, UINT64_MAX, 0, ret_err);
-}
-
-int loader_load_within(struct loader *l, uint64_t generation, struct source *source,
-	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err)
-{
-	return loader_add_load(l, generation, source, false, room_bytes, may_free_bytes, ret_err);
 }
 
 void loader_cancel(struct loader *l, uint64_t generation)

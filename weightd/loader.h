@@ -73,12 +73,29 @@ const struct vk_probe *loader_get_probe(const struct loader *l);
 int must_check loader_load(struct loader *l, uint64_t generation, struct source *source,
 	bool is_foreign, struct err *ret_err);
 
+/* What loader_load asks for, and more. */
+struct loader_request {
+	enum load_goal goal;
+	uint64_t generation;
+	struct source *source; /* referenced */
+	bool is_foreign;
+	uint64_t room_bytes;     /* of the device, at most; UINT64_MAX: as its driver says */
+	uint64_t may_free_bytes; /* others on the device would give them: LOADER_SHORT */
+};
+int must_check loader_ask(
+	struct loader *l, const struct loader_request *request, struct err *ret_err);
+
+/* Takes the reference, and drops what is staged: on the loader thread, for it takes long. Nobody
+ * has the memfd any more. */
+void loader_drop_source(struct loader *l, struct source *source);
+
 /*
- * The same for the loader's device, of which it takes at most room_bytes. may_free_bytes: others
- * would give them back, were it LOADER_SHORT of them.
+ * Imports what the export's descriptors stand for (export_import), in place of a load: its result
+ * is as that of a load, which reads nothing. Takes the export on success. -EBUSY, -ENOMEM as above.
  */
-int must_check loader_load_within(struct loader *l, uint64_t generation, struct source *source,
-	uint64_t room_bytes, uint64_t may_free_bytes, struct err *ret_err);
+int must_check loader_adopt(struct loader *l, uint64_t generation, struct export *e,
+	bool is_foreign, struct err *ret_err);
+
 struct loader_window {
 	uint64_t offset; /* in the file */
 	uint64_t n_bytes;
@@ -109,6 +126,7 @@ int must_check loader_check(struct loader *l, struct export *e, uint64_t tag, st
 enum loader_result_kind {
 	LOADER_PROGRESS, /* loaded_bytes of total_bytes; at most one every 50 ms or 64 MiB */
 	LOADER_READY,    /* export is the caller's, for loader_release */
+	LOADER_COOL,     /* LOAD_COOL succeeded */
 	LOADER_SHORT,    /* nothing was done: short_bytes are missing on the device */
 	LOADER_FAILED,   /* code < 0 and err */
 	LOADER_COPIED,   /* code and err: 0, or < 0 when nothing can be used of it */
@@ -118,6 +136,7 @@ enum loader_result_kind {
 
 struct loader_result {
 	enum loader_result_kind kind;
+	enum load_goal goal;
 	uint64_t generation;
 	bool is_foreign;
 	uint64_t room_bytes; /* as it was given */

@@ -10,18 +10,25 @@
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
+#include "weightd/idle.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
-static void outcome_answer(struct service *s, uint64_t id, const struct service_generation *data,
+static void outcome_answer(struct service *s, uint64_t id, struct service_generation *data,
 	int code, const struct err *err)
 {
 	struct peer *p = peer_find(s->params->peers, data->peer);
+	bool is_own = data->is_own;
 
-	if (data->is_own && s->params->own_fn)
+	/* Once: the generation may be loaded again, heated. */
+	data->is_own = false;
+	data->peer = 0;
+	if (is_own && s->params->own_fn)
 		s->params->own_fn(code, err, s->params->userdata);
 	if (!p)
 		return;
@@ -47,31 +54,74 @@ static void outcome_lose_device(struct service *s, uint32_t slot)
 	}
 }
 
+/* It is as warm as before, if its file is what it was. */
+static void outcome_on_not_heated(struct service *s, uint64_t id, const char *model, int code,
+	const struct err *err, bool is_device_lost)
+{
+	struct service_generation *data = registry_find(s->registry, id)->data;
+
+	data->is_heating = data->is_second_heat = false;
+	registry_chilled(s->registry, id);
+	if (code == -ESTALE)
+		service_lose(s, id, err->text);
+	if (is_device_lost)
+		outcome_lose_device(s, 0);
+	acquire_fail_all(s, model, code, err);
+}
+
+/* A driver that refuses to import costs the device, not what is warm: it is heated on the device
+ * that the loader opens next. False: that was tried, or cannot be. */
+static bool outcome_heat_again(struct service *s, uint64_t id, const struct loader_result *r)
+{
+	struct service_generation *data = registry_find(s->registry, id)->data;
+	struct err err = ERR_NULL;
+
+	if (r->goal != LOAD_HEAT || r->kind != LOADER_LOST || data->is_second_heat ||
+		!registry_is_wanted(s->registry, id))
+		return false;
+	data->is_second_heat = true;
+	outcome_lose_device(s, 0);
+	return admission_load(s, id, 0, &err) == 0;
+}
+
 static void outcome_on_failed(
 	struct service *s, const struct registry_generation *g, const struct loader_result *r)
 {
-	const struct service_generation *data = g->data;
+	struct service_generation *data = g->data;
 	struct err err = r->err;
 	char model[REGISTRY_NAME_MAX + 1];
 	int code = r->code;
+	uint64_t id = g->id;
 
+	if (outcome_heat_again(s, id, r))
+		return;
+	g = registry_find(s->registry, id);
 	snprintf(model, sizeof(model), "%s", g->model);
-	if (r->kind == LOADER_FAILED)
-		admission_explain(s, 0, code, &err);
 	if (g->state != REGISTRY_LOADING) /* an unload gave it up, whatever it came to */
 		code = err_set(&err, ECANCELED, "it was unloaded while it loaded");
 	err_prefix(&err, "model %s", model);
+	/* Who has the memory is for who loads and for the log: others may not see those. */
+	struct err explained = err;
+	if (code == -ENOMEM) {
+		admit_explain(s, id, &explained);
+		admission_explain(s, 0, &explained);
+	}
 	if (!data->is_own || code == -ECANCELED) /* else its one line is that of weightd's end */
-		log_warn("%s", err.text);
-	outcome_answer(s, g->id, data, code, &err);
+		log_warn("%s", explained.text);
+	outcome_answer(s, id, data, code, &explained);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_FAILED,
 				.model = model,
-				.generation = g->id,
+				.generation = id,
 				.text = err.text});
-	registry_failed(s->registry, g->id);
-	if (r->kind == LOADER_LOST)
-		outcome_lose_device(s, 0);
-	acquire_wake(s, model, code, &err);
+	if (r->goal == LOAD_HEAT) {
+		outcome_on_not_heated(s, id, model, code, &err, r->kind == LOADER_LOST);
+	} else {
+		registry_failed(s->registry, id);
+		/* Before somebody gets an older generation that is lost with it. */
+		if (r->kind == LOADER_LOST)
+			outcome_lose_device(s, 0);
+		acquire_wake(s, model, code, &err);
+	}
 	service_collect(s);
 }
 
@@ -115,16 +165,28 @@ static void outcome_log_ready(
 	outcome_log_placement(g->model, g->id, e);
 }
 
-/* Workers move to it when it suits them. */
+void outcome_summarize(struct service_generation *data)
+{
+	const struct export *e = data->residencies[0].export;
+	struct service_summary *summary = &data->summary;
+
+	snprintf(summary->architecture, sizeof(summary->architecture), "%s", e->architecture);
+	snprintf(summary->format, sizeof(summary->format), "%s", e->format);
+	summary->n_parameters = e->n_parameters;
+	summary->n_tensors = e->n_tensors;
+}
+
+/* Who has an older one may go over to the new one. */
 static void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
 {
-	const struct rpc_reply_event event = {
-		.kind = RPC_REPLY_REPLACED, .model = g->model, .generation = g->id};
-
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *old = registry_at(s->registry, i);
-		if (old->id != g->id && !strcmp(old->model, g->model))
-			service_tell_holders(s, old->id, &event);
+		if (old->id >= g->id || strcmp(old->model, g->model) != 0)
+			continue;
+		service_tell_holders(s, old->id,
+			&(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
+				.model = g->model,
+				.generation = g->id});
 	}
 }
 
@@ -136,27 +198,29 @@ static void outcome_on_ready(
 
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
+	data->is_heating = data->is_second_heat = false;
+	outcome_summarize(data);
 	data->loaded_bytes = r->export->weights_bytes;
-	data->used_ns = service_now_ns();
-	data->load_ns = data->used_ns - data->started_ns;
+	data->load_ns = service_now_ns() - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
 		struct err err = ERR_NULL;
 		int code = err_set(
 			&err, ECANCELED, "model %s: it was unloaded while it loaded", model);
 		outcome_answer(s, g->id, data, code, &err);
-		registry_loaded(s->registry, g->id);
+		registry_loaded(s->registry, g->id, service_now_ns());
 		service_collect(s);
 		return;
 	}
 	outcome_log_ready(s, g, r);
-	outcome_tell_replaced(s, g);
-	registry_loaded(s->registry, g->id);
+	registry_loaded(s->registry, g->id, service_now_ns());
+	restart_save(s->restart);
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
 				.model = model,
 				.generation = g->id,
 				.loaded_bytes = data->loaded_bytes,
 				.total_bytes = data->loaded_bytes});
+	outcome_tell_replaced(s, g);
 	acquire_wake(s, model, 0, NULL);
 	service_collect(s);
 }
@@ -191,10 +255,12 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 		acquire_wake(s, model, 0, NULL);
 		return;
 	}
-	if (r->kind == LOADER_FAILED)
-		admission_explain(s, slot, r->code, &err);
 	err_prefix(&err, "model %s", model);
-	log_warn("%s", err.text);
+	/* For the log: whoever waits for it may not see those who hold. */
+	struct err explained = err;
+	if (r->code == -ENOMEM)
+		admission_explain(s, slot, &explained);
+	log_warn("%s", explained.text);
 	if (r->kind == LOADER_LOST)
 		outcome_lose_device(s, slot);
 	acquire_fail(s, model, slot, r->code, &err);
@@ -209,16 +275,6 @@ static bool outcome_is_wanted(
 	if (g->is_filling)
 		return registry_is_wanted(s->registry, g->id);
 	return ((const struct service_generation *)g->data)->residencies[slot].is_loading;
-}
-
-/* It would have been given up if it had not stopped by itself. */
-static struct loader_result outcome_give_up(const struct loader_result *r)
-{
-	struct loader_result given_up = *r;
-
-	given_up.kind = LOADER_FAILED;
-	given_up.code = err_set(&given_up.err, ECANCELED, "the load was given up");
-	return given_up;
 }
 
 /* Windows of the file were copied for who does not take them from there; it takes memory. */
@@ -251,6 +307,13 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (!g && restart_take_result(s->restart, i, r))
+		return;
+	if (r->goal == LOAD_COOL) {
+		if (g && ((struct service_generation *)g->data)->is_cooling)
+			idle_finish(s, g, r);
+		return;
+	}
 	if (r->kind == LOADER_COPIED) {
 		if (g && ((struct service_generation *)g->data)->residencies[slot].export)
 			outcome_on_copied(s, g, slot, r);
@@ -263,11 +326,17 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 		return;
 	}
 	if (r->kind == LOADER_SHORT) {
-		admission_on_short(s, r->generation, slot, r->room_bytes + r->short_bytes);
+		struct err err = ERR_NULL;
+		if (outcome_is_wanted(s, g, slot))
+			admission_on_short(s, r->generation, slot, r);
+		else
+			outcome_fail(s, i, r->generation,
+				err_set(&err, ECANCELED, "the load was given up"), &err);
 		return;
 	}
 	if (r->kind != LOADER_PROGRESS)
 		admission_settle(s, r->generation, slot, r->export);
+	g = registry_find(s->registry, r->generation); /* it may have moved */
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -284,9 +353,10 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	switch (r->kind) {
 	case LOADER_PROGRESS: outcome_on_progress(s, g, r); break;
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
-	case LOADER_SHORT: break; /* above */
 	case LOADER_FAILED:
 	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_SHORT: /* above */
+	case LOADER_COOL:
 	case LOADER_COPIED: break; /* not of what is being filled */
 	case LOADER_CHECKED: break;
 	}
@@ -295,8 +365,13 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 void outcome_fail(
 	struct service *s, uint32_t slot, uint64_t generation, int code, const struct err *err)
 {
-	const struct loader_result r = {
-		.kind = LOADER_FAILED, .generation = generation, .code = code, .err = *err};
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	const struct service_generation *data = g ? g->data : NULL;
+	const struct loader_result r = {.kind = LOADER_FAILED,
+		.goal = data && data->is_heating ? LOAD_HEAT : LOAD_NEW,
+		.generation = generation,
+		.code = code,
+		.err = *err};
 
 	outcome_take(s, slot, &r);
 }
@@ -306,12 +381,8 @@ void outcome_dispatch(struct service *s)
 	struct loader_result r;
 
 	admission_collect(s);
+
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		while (loader_take_result(s->params->loaders[i], &r)) {
-			const struct registry_generation *g =
-				registry_find(s->registry, r.generation);
-			if (r.kind == LOADER_SHORT && !outcome_is_wanted(s, g, i))
-				r = outcome_give_up(&r);
+		while (loader_take_result(s->params->loaders[i], &r))
 			outcome_take(s, i, &r);
-		}
 }

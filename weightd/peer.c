@@ -19,6 +19,7 @@
 #include "proto/util/log.h"
 #include "proto/wire.h"
 #include "weightd/leftover.h"
+#include "weightd/process.h"
 
 /* Linux 6.5; the C library's headers are older. */
 #ifndef SO_PEERPIDFD
@@ -57,7 +58,7 @@ static int peer_open_pidfd(int sock, int32_t pid)
 	return pid > 0 ? pidfd_open(pid, 0) : -1;
 }
 
-static uint64_t peer_get_process(int pidfd)
+uint64_t peer_get_process(int pidfd)
 {
 	struct statfs fs;
 	struct stat st;
@@ -88,6 +89,7 @@ int peer_new(int fd, uint64_t id, struct peer **ret_peer)
 	p->id = id;
 	p->fd = fd;
 	p->pid = cred.pid;
+	p->start_ticks = process_get_start_ticks(cred.pid);
 	p->uid = cred.uid;
 	p->gid = cred.gid;
 	p->pidfd = peer_open_pidfd(fd, cred.pid);
@@ -133,6 +135,20 @@ void peer_finish(struct peer *p)
 {
 	p->is_broken = true;
 	peer_flush(p);
+	peer_drop_queue(p);
+}
+
+void peer_end_loans(struct peer *p)
+{
+	struct peer_packet *packet;
+
+	peer_flush(p);
+	TAILQ_FOREACH(packet, &p->queue, entry)
+	if (packet->fds.n > 0 && !packet->owns_fds)
+		break;
+	if (!packet)
+		return;
+	peer_break(p, "%s", "its lease ended before it had read the descriptors");
 	peer_drop_queue(p);
 }
 

@@ -18,6 +18,7 @@
 #include "weightd/admission.h"
 #include "weightd/check.h"
 #include "weightd/export.h"
+#include "weightd/holders.h"
 #include "weightd/lease-index.h"
 #include "weightd/loader.h"
 #include "weightd/peer.h"
@@ -28,7 +29,10 @@
 #include "weightd/source.h"
 
 /* What a packet's own fields need beside the rows: id, n_fds, lengths. */
-enum { REPLY_ENVELOPE_BYTES = 64 };
+enum {
+	REPLY_ENVELOPE_BYTES = 64,
+	REPLY_MAX_HOLDERS = 1024, /* that are told of; the generation counts them all */
+};
 
 /* The packet; NULL when the peer is broken. */
 static uint8_t *reply_pack(
@@ -95,6 +99,19 @@ void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
 	reserved.n_bytes = n_bytes;
 	reply.body_case = WD__REPLY__BODY_RESERVED;
 	reply.reserved = &reserved;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_resumed(
+	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Resumed resumed = WD__RESUMED__INIT;
+
+	resumed.generation = generation;
+	resumed.wants_descriptors = wants_descriptors;
+	reply.body_case = WD__REPLY__BODY_RESUMED;
+	reply.resumed = &resumed;
 	reply_send(p, request, &reply, NULL, 0);
 }
 
@@ -333,6 +350,7 @@ static Wd__GenerationState reply_get_state(enum registry_state state)
 	case REGISTRY_READY: return WD__GENERATION_STATE__GENERATION_STATE_READY;
 	case REGISTRY_DRAINING: return WD__GENERATION_STATE__GENERATION_STATE_DRAINING;
 	case REGISTRY_HELD: return WD__GENERATION_STATE__GENERATION_STATE_HELD;
+	case REGISTRY_WARM: return WD__GENERATION_STATE__GENERATION_STATE_WARM;
 	case REGISTRY_LOST: return WD__GENERATION_STATE__GENERATION_STATE_LOST;
 	default: return WD__GENERATION_STATE__GENERATION_STATE_UNSPECIFIED;
 	}
@@ -408,20 +426,24 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	wd__generation__init(m);
 	m->id = g->id;
 	m->state = reply_get_state(g->state);
-	m->origin = (char *)"loaded";
+	m->origin = (char *)(data->is_adopted ? "adopted" : "loaded");
 	m->path = data->path;
 	m->file_bytes = data->file_bytes;
 	m->loaded_bytes = data->loaded_bytes;
 	m->load_ns = data->load_ns;
 	m->n_leases = g->n_leases;
+	m->n_holds = g->n_holds;
+	m->pinned = g->is_pinned;
+	if ((g->state == REGISTRY_READY || g->state == REGISTRY_WARM) && g->n_leases == 0)
+		m->idle_ns = service_now_ns() - g->used_ns;
+	m->architecture = (char *)data->summary.architecture;
+	m->format = (char *)data->summary.format;
+	m->n_parameters = data->summary.n_parameters;
+	m->n_tensors = data->summary.n_tensors;
+	m->weights_bytes = reply_count_weights(data, n_slots);
 	if (!e)
 		return;
-	m->architecture = (char *)e->architecture;
-	m->format = (char *)e->format;
-	m->n_parameters = e->n_parameters;
-	m->weights_bytes = reply_count_weights(data, n_slots);
 	m->manifest_bytes = e->manifest_bytes;
-	m->n_tensors = e->n_tensors;
 	m->unmet_bytes = e->n_unmet_bytes;
 	m->residency = reply_get_residency(data, n_slots);
 	if (e->check)
@@ -502,12 +524,10 @@ static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct p
 	return m;
 }
 
-static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
-	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
+/* With leases of a connection, or what a holder still has; NULL without memory. */
+static Wd__Peer *reply_make_leases(struct reply_arena *a, struct registry *r,
+	const struct registry_lease *const *leases, uint32_t n, uint64_t now_ns)
 {
-	struct registry *r = service_get_registry(s);
-	const struct registry_lease *const *leases;
-	uint32_t n = lease_index_find(index, p->id, &leases);
 	Wd__Peer *m = reply_arena_alloc(a, 1, sizeof(*m));
 	Wd__Lease *rows = reply_arena_alloc(a, n, sizeof(*rows));
 	Wd__Lease **at = reply_arena_alloc(a, n, sizeof(*at));
@@ -515,11 +535,6 @@ static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
 	if (a->is_failed)
 		return NULL;
 	wd__peer__init(m);
-	m->pid = p->pid;
-	m->uid = p->uid;
-	m->gid = p->gid;
-	m->role = (Wd__Role)p->role;
-	m->reserved_bytes = admission_count_grants(s, p);
 	m->leases = at;
 	for (uint32_t i = 0; i < n; i++) {
 		const struct registry_lease *l = leases[i];
@@ -530,6 +545,23 @@ static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
 		lease->generation = l->generation;
 		lease->age_ns = now_ns - l->since_ns;
 	}
+	return m;
+}
+
+static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
+	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
+{
+	const struct registry_lease *const *leases;
+	uint32_t n = lease_index_find(index, p->id, &leases);
+	Wd__Peer *m = reply_make_leases(a, service_get_registry(s), leases, n, now_ns);
+
+	if (!m)
+		return NULL;
+	m->pid = p->pid;
+	m->uid = p->uid;
+	m->gid = p->gid;
+	m->role = (Wd__Role)p->role;
+	m->reserved_bytes = admission_count_grants(s, p);
 	if (p->has_report)
 		m->report = reply_make_report(a, p);
 	return a->is_failed ? NULL : m;
@@ -608,6 +640,48 @@ static void reply_add_account(struct reply_arena *a, const struct account *accou
 	d->account->n_waiting = f.n_waiting;
 }
 
+static void reply_add_peer(struct reply_status *r, Wd__Peer *row)
+{
+	if (!row)
+		return;
+	reply_status_reserve(r, wd__peer__get_packed_size(row));
+	r->status->peers[r->status->n_peers++] = row;
+}
+
+/* Processes that hold without a lease, each once, as far as the peer may see them. */
+static void reply_add_holders(
+	struct reply_status *r, struct reply_arena *a, struct service *s, uint64_t now_ns)
+{
+	struct registry *registry = service_get_registry(s);
+	uint32_t n_all = 0;
+	_cleanup_(lease_index_fini)
+	struct lease_index index = {0};
+
+	if (lease_index_init_holds(registry, &index) < 0) {
+		a->is_failed = true;
+		return;
+	}
+	for (uint32_t i = 0; i < index.n && n_all < REPLY_MAX_HOLDERS; n_all++) {
+		uint64_t id = index.leases[i]->peer;
+		const struct registry_lease *const *holds;
+		uint32_t n = lease_index_find(&index, id, &holds);
+		const struct holders_process *who =
+			holders_find_process(service_get_params(s)->holders, id);
+		i += n;
+		if (!who || !shown_holder(r->peer, id))
+			continue;
+		Wd__Peer *row = reply_make_leases(a, registry, holds, n, now_ns);
+		if (!row)
+			return;
+		row->is_gone = true;
+		row->pid = who->pid;
+		row->uid = who->uid;
+		row->gid = who->gid;
+		row->role = (Wd__Role)who->role;
+		reply_add_peer(r, row);
+	}
+}
+
 static void reply_add_devices(struct reply_arena *a, const struct service *s, Wd__Status *status)
 {
 	const struct service_params *params = service_get_params(s);
@@ -643,21 +717,15 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	status.device = reply_make_device(&arena, service_get_params(s)->loaders[0]);
 	reply_add_devices(&arena, s, &status);
 	status.models = reply_arena_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
-	status.peers = reply_arena_alloc(&arena, PEER_MAX, sizeof(Wd__Peer *));
+	status.peers = reply_arena_alloc(&arena, PEER_MAX + REPLY_MAX_HOLDERS, sizeof(Wd__Peer *));
 	r.n_bytes = wd__status__get_packed_size(&status) + REPLY_ENVELOPE_BYTES;
 	for (size_t i = 0; i < n_models && !arena.is_failed; i++)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
-	{
-		if (!shown_peer(p, other))
-			continue;
-		Wd__Peer *row =
-			arena.is_failed ? NULL : reply_make_peer(&arena, s, &index, other, now_ns);
-		if (!row)
-			break;
-		reply_status_reserve(&r, wd__peer__get_packed_size(row));
-		status.peers[status.n_peers++] = row;
-	}
+	if (!arena.is_failed && shown_peer(p, other))
+		reply_add_peer(&r, reply_make_peer(&arena, s, &index, other, now_ns));
+	if (!arena.is_failed)
+		reply_add_holders(&r, &arena, s, now_ns);
 	if (arena.is_failed)
 		peer_break(p, "%s", "out of memory");
 	else

@@ -13,8 +13,10 @@
 #include "weightd/access.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
+#include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/resume.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc-scan.h"
 #include "weightd/service.h"
@@ -142,16 +144,30 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 	int rc = rpc_check_model(call, name, ret_err);
 
 	if (rc == 0)
-		rc = service_unload(call->service, name, ret_err, &generation);
+		rc = service_unload(call->service, name, call->request->unload->timeout_ns, ret_err,
+			&generation);
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
 	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
 }
 
+static int rpc_pin(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Pin *m = call->request->pin;
+	struct registry *r = service_get_registry(call->service);
+	int rc = rpc_check_model(call, m->model, ret_err);
+
+	if (rc == 0)
+		rc = registry_pin(r, m->model, m->pinned, ret_err);
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, 0);
+	return shown_refuse(r, call->peer, m->model, rc, ret_err);
+}
+
 static int rpc_release(const struct rpc_call *call, struct err *ret_err)
 {
 	uint64_t generation = call->request->release->generation;
-	int rc = service_let_go(call->service, call->peer, generation, ret_err);
+	int rc = leave_release(call->service, call->peer, generation, ret_err);
 
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
@@ -190,7 +206,13 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 		const struct registry_generation *g =
 			registry_at(service_get_registry(call->service), i - 1);
 		const struct service_generation *data = g->data;
-		if (strcmp(g->model, name) || !data->residencies[0].export)
+		if (strcmp(g->model, name) != 0)
+			continue;
+		if (g->state == REGISTRY_WARM)
+			return err_set(ret_err, EAGAIN,
+				"model %.64s is warm: it is placed anew when a worker asks for it",
+				name);
+		if (!data->residencies[0].export)
 			continue;
 		rpc_reply_described(
 			call->peer, call->request->id, g->id, data->residencies[0].export);
@@ -253,6 +275,32 @@ static int rpc_worker_report(const struct rpc_call *call, struct err *ret_err)
 	return 0;
 }
 
+static int rpc_resume(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Resume *m = call->request->resume;
+	int rc = registry_check_name(m->model, ret_err);
+
+	if (rc < 0)
+		return rc;
+	if (m->device_uuid.len != RPC_UUID_BYTES || m->driver_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL,
+			"Resume: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
+			m->device_uuid.len, m->driver_uuid.len);
+	if ((m->has_manifest || m->more) && call->fds->n == 0)
+		return err_set(ret_err, EPROTO, "Resume: expected descriptors, found none");
+	const struct resume_params params = {.request = call->request->id,
+		.model = m->model,
+		.generation = m->generation,
+		.device_uuid = m->device_uuid.data,
+		.driver_uuid = m->driver_uuid.data,
+		.n_reserved_bytes = m->n_reserved_bytes,
+		.manifest_inode = m->manifest_inode,
+		.first = m->first,
+		.has_manifest = m->has_manifest,
+		.more = m->more};
+	return resume_handle(call->service, call->peer, &params, call->fds, ret_err);
+}
+
 static const struct {
 	rpc_fn fn;
 	const char *name;
@@ -263,14 +311,16 @@ static const struct {
 	[WD__REQUEST__BODY_ACQUIRE] = {rpc_acquire, "Acquire", false, false},
 	[WD__REQUEST__BODY_LOAD] = {rpc_load, "Load", true, true},
 	[WD__REQUEST__BODY_UNLOAD] = {rpc_unload, "Unload", false, true},
+	[WD__REQUEST__BODY_PIN] = {rpc_pin, "Pin", false, true},
+	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false, false},
 	[WD__REQUEST__BODY_LIST] = {rpc_list, "List", false, false},
 	[WD__REQUEST__BODY_STATUS] = {rpc_status, "StatusRequest", false, false},
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false, false},
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false, false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false, false},
-	[WD__REQUEST__BODY_RELEASE] = {rpc_release, "Release", false, false},
 	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false, false},
 	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
+	[WD__REQUEST__BODY_RESUME] = {rpc_resume, "Resume", true, false},
 };
 
 /* What breaks the protocol, whatever the request wants. */

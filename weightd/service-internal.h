@@ -36,6 +36,7 @@ struct service_room {
 struct service {
 	const struct service_params *params;
 	struct registry *registry;
+	struct restart *restart; /* params' */
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
@@ -47,18 +48,22 @@ struct service {
 /* To every watcher. */
 void service_tell(struct service *s, const struct rpc_reply_event *event);
 
-/* To who has a lease on the generation, watching or not. */
+/* To the workers that have a lease on the generation. */
 void service_tell_holders(
 	struct service *s, uint64_t generation, const struct rpc_reply_event *event);
 
-/*
- * Weights on the device of that slot, which nobody leases, holds or waits for, are given up, least
- * recently leased first, until n_bytes are on their way out or there are no more.
- */
-void service_evict(struct service *s, uint32_t slot, uint64_t n_bytes);
+/* Each export of generation id back to the loader that made it. The bytes of devices that this
+ * gives back. */
+uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data);
 
 /* What the last change freed goes to the loaders; the watchers are told. */
 void service_collect(struct service *s);
+
+/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
+uint64_t service_release(struct service *s, struct service_generation *data);
+
+/* Its exports are released, or nobody's any more. */
+void service_free_generation(struct service_generation *g);
 
 /* The generation is lost, for the reason; log, watchers. It may be gone afterwards. */
 void service_lose(struct service *s, uint64_t id, const char *why);

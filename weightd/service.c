@@ -10,8 +10,11 @@
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
+#include "weightd/admit.h"
 #include "weightd/export.h"
+#include "weightd/leave.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
 #include "weightd/source.h"
@@ -40,6 +43,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	TAILQ_INIT(&s->waits);
 	TAILQ_INIT(&s->verifies);
 	s->params = params;
+	s->restart = params->restart;
 	s->start_ns = service_now_ns();
 	int rc = registry_new(&s->registry);
 	if (rc < 0)
@@ -48,7 +52,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	return 0;
 }
 
-static void service_free_generation(struct service_generation *g)
+void service_free_generation(struct service_generation *g)
 {
 	source_unref(g->source);
 	free(g->path);
@@ -106,20 +110,18 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 void service_tell_holders(
 	struct service *s, uint64_t generation, const struct rpc_reply_event *event)
 {
-	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
-		const struct registry_lease *l = registry_lease_at(s->registry, i);
-		struct peer *p = l->is_hold || l->generation != generation
-					 ? NULL
-					 : peer_find(s->params->peers, l->peer);
-		if (p && !p->is_watching)
-			rpc_reply_event(p, event);
-	}
+	enum { WORKER = 1 }; /* Role of weightd.proto */
+	struct peer *p;
+
+	TAILQ_FOREACH(p, s->params->peers, entry)
+	if (p->role == WORKER && registry_has_lease(s->registry, generation, p->id) &&
+		!(event->kind == RPC_REPLY_LOST && p->is_watching)) /* watchers hear of that */
+		rpc_reply_event(p, event);
 }
 
-/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
-static uint64_t service_release(struct service *s, uint64_t id, struct service_generation *data)
+uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data)
 {
-	uint64_t n_bytes = source_get_staged_bytes(data->source);
+	uint64_t n_bytes = 0;
 
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
 		struct export *e = data->residencies[i].export;
@@ -127,8 +129,8 @@ static uint64_t service_release(struct service *s, uint64_t id, struct service_g
 			continue;
 		n_bytes += e->device_bytes;
 		loader_release(s->params->loaders[i % s->params->n_loaders], e);
+		data->residencies[i] = (struct service_residency){.export = NULL};
 		admission_leave(s, id, i);
-		data->residencies[i].export = NULL;
 	}
 	return n_bytes;
 }
@@ -139,73 +141,20 @@ void service_collect(struct service *s)
 
 	while (registry_take_freed(s->registry, &g)) {
 		struct service_generation *data = g.data;
-		if (data->residencies[0].export) {
+		/* Counted once, whatever it is resident for. */
+		uint64_t n_bytes = source_get_staged_bytes(data->source);
+		n_bytes += service_release_exports(s, g.id, data);
+		if (data->summary.architecture[0]) {
 			log_info("model %s: generation %llu is gone, %llu bytes are free", g.model,
-				(unsigned long long)g.id,
-				(unsigned long long)service_release(s, g.id, data));
+				(unsigned long long)g.id, (unsigned long long)n_bytes);
 			service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_UNLOADED,
 						.model = g.model,
 						.generation = g.id});
 		}
+		loader_drop_source(s->params->loaders[0], TAKE_PTR(data->source));
 		service_free_generation(data);
 	}
-}
-
-/* May the generation's memory go, with its model? */
-static bool service_is_evictable(
-	const struct service *s, const struct registry_generation *g, uint32_t slot)
-{
-	const struct service_generation *data = g->data;
-	const struct service_wait *w;
-
-	if (g->state != REGISTRY_READY || g->is_filling || g->n_leases > 0 || g->n_holds > 0 ||
-		!data->residencies[slot].export ||
-		export_count_device_bytes(data->residencies[slot].export) == 0)
-		return false;
-	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
-		if (data->residencies[i].is_loading)
-			return false;
-	/* One that loads would take its place, and goes with an unload. */
-	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-		const struct registry_generation *other = registry_at(s->registry, i);
-		if (other->state == REGISTRY_LOADING && !strcmp(other->model, g->model))
-			return false;
-	}
-	TAILQ_FOREACH(w, &s->waits, entry)
-	if (!strcmp(w->model, g->model))
-		return false;
-	return true;
-}
-
-void service_evict(struct service *s, uint32_t slot, uint64_t n_bytes)
-{
-	uint64_t n_evicted = 0;
-
-	while (n_evicted < n_bytes) {
-		const struct registry_generation *oldest = NULL;
-		const struct service_generation *data = NULL;
-		struct err err = ERR_NULL;
-
-		for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-			const struct registry_generation *g = registry_at(s->registry, i);
-			if (!service_is_evictable(s, g, slot))
-				continue;
-			if (oldest && data->used_ns <=
-					      ((const struct service_generation *)g->data)->used_ns)
-				continue;
-			oldest = g;
-			data = g->data;
-		}
-		if (!oldest)
-			return;
-		n_evicted += export_count_device_bytes(data->residencies[slot].export);
-		log_info("model %s: generation %llu is evicted: nobody has it, and others need its "
-			 "memory",
-			oldest->model, (unsigned long long)oldest->id);
-		if (registry_unload(s->registry, oldest->model, &err) < 0)
-			return;
-		service_collect(s);
-	}
+	admit_resume(s);
 }
 
 void service_lose(struct service *s, uint64_t id, const char *why)
@@ -233,6 +182,8 @@ bool service_check_file(struct service *s, uint64_t id)
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
 		uses_file |= data->residencies[i].export &&
 			     export_uses_file(data->residencies[i].export);
+	/* Warm, and only its file has it. */
+	uses_file |= g->state == REGISTRY_WARM && source_get_memfd(data->source) < 0;
 	if (!uses_file || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE) ||
 		source_check(data->source, &err) == 0)
 		return false;
@@ -298,6 +249,8 @@ static int service_begin_load(struct service *s, struct peer *p, uint64_t reques
 	uint64_t id;
 	int rc = p ? service_check_pending(p, ret_err) : 0;
 
+	if (rc == 0 && restart_is_awaited(s->restart, name))
+		rc = err_set(ret_err, EBUSY, "model %s: it is on its way back", name);
 	if (rc == 0)
 		rc = service_make_generation(s, name, path, fd, ret_err, &data);
 	if (rc < 0)
@@ -337,20 +290,24 @@ int service_reload(struct service *s, const struct registry_generation *g, struc
 		s, NULL, 0, model, data->path, source_get_fd(data->source), true, false, ret_err);
 }
 
-int service_unload(struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id)
+int service_unload(struct service *s, const char *name, uint64_t timeout_ns, struct err *ret_err,
+	uint64_t *ret_id)
 {
 	const struct registry_generation *g = NULL;
 	uint64_t id = 0;
 
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		g = registry_at(s->registry, i);
-		if ((g->state == REGISTRY_READY || g->state == REGISTRY_LOADING) &&
+		if ((g->state == REGISTRY_READY || g->state == REGISTRY_WARM ||
+			    g->state == REGISTRY_LOADING) &&
 			!strcmp(g->model, name))
 			id = g->id;
 	}
 	int rc = registry_unload(s->registry, name, ret_err);
 	if (rc < 0)
 		return rc;
+	if (timeout_ns)
+		leave_set_timeout(s, name, timeout_ns);
 	for (uint32_t i = 0; i < registry_count(s->registry);) {
 		g = registry_at(s->registry, i++);
 		if (!g->is_filling || registry_is_wanted(s->registry, g->id))
@@ -369,30 +326,6 @@ int service_unload(struct service *s, const char *name, struct err *ret_err, uin
 
 /* ---- peers ---- */
 
-/* Before the lease ends. */
-static void service_end_lease(struct service *s, const struct peer *p, uint64_t generation)
-{
-	const struct registry_generation *g = registry_find(s->registry, generation);
-
-	((struct service_generation *)g->data)->used_ns = service_now_ns();
-	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_DETACHED,
-				.model = g->model,
-				.generation = generation,
-				.pid = p->pid});
-}
-
-int service_let_go(struct service *s, struct peer *p, uint64_t generation, struct err *ret_err)
-{
-	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
-		const struct registry_lease *l = registry_lease_at(s->registry, i);
-		if (!l->is_hold && l->peer == p->id && l->generation == generation)
-			service_end_lease(s, p, generation);
-	}
-	int rc = registry_release(s->registry, generation, p->id, 0, service_now_ns(), ret_err);
-	service_collect(s);
-	return rc;
-}
-
 bool service_has_claims(const struct service *s, const struct peer *p)
 {
 	return registry_count_peer(s->registry, p->id) > 0 || admission_count_grants(s, p) > 0;
@@ -402,14 +335,18 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
 	verify_forget(s, p);
+	restart_forget_peer(s->restart, p);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);
 		if (l->is_hold || l->peer != p->id)
 			continue;
-		service_end_lease(s, p, l->generation);
+		service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_DETACHED,
+					.model = registry_find(s->registry, l->generation)->model,
+					.generation = l->generation,
+					.pid = p->pid});
 	}
-	registry_close(s->registry, p->id, holder);
+	registry_close(s->registry, p->id, holder, service_now_ns());
 	service_collect(s);
 	admission_close(s, p, holder); /* what it leased may be evicted for who waits */
 }
@@ -424,4 +361,5 @@ void service_exit(struct service *s, uint64_t holder)
 void service_tick(struct service *s)
 {
 	admission_tick(s);
+	admit_tick(s);
 }

@@ -14,9 +14,11 @@
 
 struct err;
 struct export;
+struct holders;
 struct loader;
 struct policy;
 struct registry;
+struct restart;
 struct service;
 struct source;
 struct source_account;
@@ -32,6 +34,14 @@ struct service_residency {
 	uint32_t copy_from;    /* the first window that is copied */
 };
 
+/* What people are told of a generation, from when it is ready on: warm, it has no export. */
+struct service_summary {
+	char architecture[64]; /* "": it was never ready */
+	char format[16];
+	uint64_t n_parameters;
+	uint32_t n_tensors;
+};
+
 /* A generation's data in the registry. */
 struct service_generation {
 	char *path; /* where the requester found the file; for people */
@@ -39,10 +49,17 @@ struct service_generation {
 	uint64_t loaded_bytes;
 	uint64_t started_ns; /* CLOCK_MONOTONIC */
 	uint64_t load_ns;    /* request to ready; 0 before */
-	uint64_t used_ns;    /* when it became ready, or a lease began or ended last */
-	uint64_t peer;       /* who waits for Done; 0: nobody, or weightd itself */
+	uint64_t waits_for;  /* its load begins when this generation is gone; 0: it has begun */
+	uint64_t expel_ns;   /* CLOCK_MONOTONIC: its leases end then; 0: by themselves */
+	bool is_heating;     /* it loads, and was warm before */
+	bool is_second_heat; /* the device was lost at the first */
+	bool is_cooling;     /* ready, and the loader stages it */
+	bool may_not_cool;   /* its file is not what it was */
+	struct service_summary summary;
+	uint64_t peer; /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
+	bool is_adopted;       /* from an earlier weightd: nothing was read for it */
 	struct source *source; /* a reference */
 	/* By index of the loader; [n_loaders]: for devices that are not weightd's. The first is
 	 * there when the generation is ready, the others when somebody asked for them. */
@@ -52,16 +69,26 @@ struct service_generation {
 /* A load of the command line has ended: code 0, or < 0 with the sentence. */
 typedef void (*service_own_fn)(int code, const struct err *err, void *userdata);
 
+/* socket: peer_get_socket. Watches a process for service_exit, under the id that is returned; 0: it
+ * is gone or cannot be. */
+typedef uint64_t (*service_hold_fn)(
+	int32_t pid, uint32_t uid, uint64_t start_ticks, uint32_t socket, void *userdata);
+
 /* All borrowed while the service lives. */
 struct service_params {
 	struct loader *const *loaders; /* [n_loaders], at least one; the first is the default */
 	uint32_t n_loaders;
 	const struct peer_list *peers;
+	struct holders *holders;
+	uint64_t idle_ns;        /* unused that long a generation becomes warm; 0: never */
+	uint64_t idle_unload_ns; /* and that long it goes; 0: never */
 	struct source_account *account;
 	const struct policy *policy;
 	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
 	uint32_t n_pin_writable;
 	service_own_fn own_fn; /* may be NULL */
+	service_hold_fn hold_fn;
+	struct restart *restart; /* may be NULL */
 	void *userdata;
 };
 
@@ -84,16 +111,10 @@ uint64_t service_now_ns(void);
 int must_check service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
 	const char *path, int fd, bool replace, struct err *ret_err);
 
-/* Errors of registry_unload. ret_id: the newest generation that it met. */
-int must_check service_unload(
-	struct service *s, const char *name, struct err *ret_err, uint64_t *ret_id);
-
-/*
- * The peer has let go of the generation: its lease ends without a hold. holder: of its process, 0
- * where none is watched. -ENOENT: it had none.
- */
-int must_check service_let_go(
-	struct service *s, struct peer *p, uint64_t generation, struct err *ret_err);
+/* Errors of registry_unload. timeout_ns: leases that have not drained by then end; 0: never.
+ * ret_id: the newest generation that it met. */
+int must_check service_unload(struct service *s, const char *name, uint64_t timeout_ns,
+	struct err *ret_err, uint64_t *ret_id);
 
 /* Does weightd have to know when the peer's process is gone? */
 bool service_has_claims(const struct service *s, const struct peer *p);

@@ -10,17 +10,22 @@
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 
+static bool shown_can_be_had(const struct registry_generation *g)
+{
+	return g->state == REGISTRY_READY || g->state == REGISTRY_LOADING ||
+	       g->state == REGISTRY_WARM;
+}
+
 /* Is it the first generation of its model that can be had? A name is said once. */
 static bool shown_is_first(struct registry *r, uint32_t index)
 {
 	const struct registry_generation *g = registry_at(r, index);
 
-	if (g->state != REGISTRY_READY && g->state != REGISTRY_LOADING)
+	if (!shown_can_be_had(g))
 		return false;
 	for (uint32_t i = 0; i < index; i++) {
 		const struct registry_generation *other = registry_at(r, i);
-		if ((other->state == REGISTRY_READY || other->state == REGISTRY_LOADING) &&
-			!strcmp(other->model, g->model))
+		if (shown_can_be_had(other) && !strcmp(other->model, g->model))
 			return false;
 	}
 	return true;
@@ -47,10 +52,15 @@ int shown_check(struct registry *r, const struct peer *p, const char *model, str
 	return access_shows(p->access, model) ? 0 : shown_refuse(r, p, model, -ENOENT, ret_err);
 }
 
-bool shown_peer(const struct peer *p, const struct peer *other)
+bool shown_holder(const struct peer *p, uint64_t holder)
 {
 	return !p->access || p->access->is_owner ||
-	       peer_get_socket(p->id) == peer_get_socket(other->id);
+	       peer_get_socket(p->id) == peer_get_socket(holder);
+}
+
+bool shown_peer(const struct peer *p, const struct peer *other)
+{
+	return shown_holder(p, other->id);
 }
 
 bool shown_event(const struct peer *p, const char *model, int32_t pid)

@@ -29,6 +29,9 @@ int must_check shown_refuse(
 /* May the peer see another one, in Status? */
 bool shown_peer(const struct peer *p, const struct peer *other);
 
+/* And a process that holds, by its holder's id? */
+bool shown_holder(const struct peer *p, uint64_t holder);
+
 /* May the peer hear of a model's event? pid: of the peer that it is about; 0: of none. */
 bool shown_event(const struct peer *p, const char *model, int32_t pid);
 

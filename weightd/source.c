@@ -23,6 +23,8 @@ enum {
 	COPY_ALIGN = 64 << 10, /* the largest pages that windows have */
 };
 
+enum { SOURCE_UNMAP_BYTES = 64 << 20 };
+
 struct source {
 	atomic_uint n_refs;
 	struct source_account *account;
@@ -33,9 +35,10 @@ struct source {
 	struct stat identity;
 	atomic_uint_fast64_t n_staged_bytes;
 	pthread_mutex_t mutex; /* held between begin and end, guards what follows */
-	int memfd;             /* set once */
+	atomic_int memfd;      /* set once; any thread reads it */
 	uint64_t n_memfd_bytes;
-	uint8_t *map; /* while staging */
+	uint8_t *map;                 /* while staging */
+	pthread_mutex_t staged_mutex; /* for a moment each, guards what follows */
 	uint32_t n_tensors;
 	bool *is_staged; /* [n_tensors] */
 	int copy;        /* set once */
@@ -46,6 +49,24 @@ struct source {
 static void source_cleanup(struct source **s)
 {
 	source_unref(*s);
+}
+
+/* Without descriptors. NULL without memory. */
+static struct source *source_make(struct source_account *account)
+{
+	struct source *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	atomic_init(&s->n_refs, 1);
+	s->account = account;
+	s->fd = -1;
+	s->shared_fd = -1;
+	s->memfd = -1;
+	s->copy = -1;
+	pthread_mutex_init(&s->mutex, NULL);
+	pthread_mutex_init(&s->staged_mutex, NULL);
+	return s;
 }
 
 /* The descriptor that leaves: never one for writing unless that was asked for. */
@@ -70,17 +91,11 @@ int source_new(int fd, bool pin_writable, struct source_account *account, struct
 	struct source **ret_source)
 {
 	_cleanup_(source_cleanup)
-	struct source *s = calloc(1, sizeof(*s));
+	struct source *s = source_make(account);
 	struct statfs fs;
 
 	if (!s)
 		return err_set(ret_err, ENOMEM, "load: out of memory");
-	atomic_init(&s->n_refs, 1);
-	s->account = account;
-	s->shared_fd = -1;
-	s->memfd = -1;
-	s->copy = -1;
-	pthread_mutex_init(&s->mutex, NULL);
 	s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (s->fd < 0 || fstat(s->fd, &s->identity) < 0)
 		return err_set(ret_err, errno, "file: %s", strerror(errno));
@@ -103,13 +118,20 @@ struct source *source_unref(struct source *s)
 	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_load(&s->n_staged_bytes));
 	cleanup_close(&s->fd);
 	cleanup_close(&s->shared_fd);
-	cleanup_close(&s->memfd);
+	if (s->memfd >= 0)
+		close(s->memfd);
 	cleanup_close(&s->copy);
 	sums_free(s->sums);
 	pthread_mutex_destroy(&s->mutex);
+	pthread_mutex_destroy(&s->staged_mutex);
 	free(s->is_staged);
 	free(s);
 	return NULL;
+}
+
+const struct stat *source_get_identity(const struct source *s)
+{
+	return &s->identity;
 }
 
 int source_get_fd(const struct source *s)
@@ -180,12 +202,14 @@ static int source_make_memfd(
 
 int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map)
 {
-	int rc = 0;
+	int memfd, rc = 0;
 
 	pthread_mutex_lock(&s->mutex);
-	if (s->memfd < 0)
-		rc = source_make_memfd("weightd-weights", n_bytes, ret_err, &s->memfd);
+	memfd = s->memfd;
+	if (memfd < 0)
+		rc = source_make_memfd("weightd-weights", n_bytes, ret_err, &memfd);
 	if (rc == 0) {
+		s->memfd = memfd;
 		s->n_memfd_bytes = n_bytes;
 		s->map = mmap(
 			NULL, s->n_memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
@@ -222,12 +246,63 @@ static void source_count(struct source *s)
 	atomic_fetch_add(&s->account->n_staged_bytes, n_bytes - before);
 }
 
+/* In parts: while one goes, whoever else in this process needs address space waits, 40 ms a
+ * gigabyte measured on two slow CPUs. */
+static void source_unmap(struct source *s)
+{
+	for (uint64_t at = 0; at < s->n_memfd_bytes; at += SOURCE_UNMAP_BYTES) {
+		uint64_t n = s->n_memfd_bytes - at;
+		munmap(s->map + at, n < SOURCE_UNMAP_BYTES ? n : SOURCE_UNMAP_BYTES);
+	}
+	s->map = NULL;
+}
+
 void source_end_staging(struct source *s)
 {
-	munmap(s->map, s->n_memfd_bytes);
-	s->map = NULL;
+	source_unmap(s);
 	source_count(s);
 	pthread_mutex_unlock(&s->mutex);
+}
+
+static int source_adopt_memfd(
+	struct source *s, const struct source_remains *remains, struct err *ret_err)
+{
+	struct stat st;
+
+	s->memfd = fcntl(remains->memfd, F_DUPFD_CLOEXEC, 0);
+	if (s->memfd < 0 || fstat(s->memfd, &st) < 0)
+		return source_refuse(ret_err, "adopt");
+	s->n_memfd_bytes = (uint64_t)st.st_size;
+	for (uint32_t i = 0; i < remains->n_tensors; i++)
+		if ((remains->staged[i / 8] >> i % 8 & 1) &&
+			source_set_staged(s, i, remains->n_tensors) < 0)
+			return err_set(ret_err, ENOMEM, "adopt: out of memory");
+	source_count(s);
+	return 0;
+}
+
+int source_adopt(const struct source_remains *remains, struct source_account *account,
+	struct err *ret_err, struct source **ret_source)
+{
+	_cleanup_(source_cleanup)
+	struct source *s = NULL;
+	int rc = 0;
+
+	if (remains->fd >= 0) {
+		rc = source_new(remains->fd, remains->pin_writable, account, ret_err, &s);
+	} else {
+		s = source_make(account);
+		if (!s)
+			return err_set(ret_err, ENOMEM, "adopt: out of memory");
+		s->identity.st_mode = S_IFREG;
+		s->identity.st_size = (off_t)remains->n_file_bytes;
+		s->identity.st_mtim = remains->mtime;
+	}
+	if (rc == 0 && remains->memfd >= 0)
+		rc = source_adopt_memfd(s, remains, ret_err);
+	if (rc == 0)
+		*ret_source = TAKE_PTR(s);
+	return rc;
 }
 
 static int source_allocate(int memfd, uint64_t offset, uint64_t n_bytes, struct err *ret_err)
@@ -247,14 +322,52 @@ bool source_is_staged(const struct source *s, uint32_t tensor)
 
 int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
 {
+	int rc = 0;
+
+	pthread_mutex_lock(&s->staged_mutex);
 	if (!s->is_staged) {
 		s->is_staged = calloc(n_tensors, sizeof(*s->is_staged));
-		if (!s->is_staged)
-			return -ENOMEM;
-		s->n_tensors = n_tensors;
+		s->n_tensors = s->is_staged ? n_tensors : 0;
 	}
-	s->is_staged[tensor] = true;
+	if (s->is_staged)
+		s->is_staged[tensor] = true;
+	else
+		rc = -ENOMEM;
+	pthread_mutex_unlock(&s->staged_mutex);
+	return rc;
+}
+
+int source_copy_staged(struct source *s, uint8_t **ret_bits, uint32_t *ret_n_tensors)
+{
+	uint8_t *bits = NULL;
+
+	pthread_mutex_lock(&s->staged_mutex);
+	uint32_t n = s->n_tensors;
+	if (n > 0)
+		bits = calloc((n + 7) / 8, 1);
+	for (uint32_t i = 0; i < n && bits; i++)
+		bits[i / 8] |= (uint8_t)(s->is_staged[i] << i % 8);
+	pthread_mutex_unlock(&s->staged_mutex);
+	if (n > 0 && !bits)
+		return -ENOMEM;
+	*ret_bits = bits;
+	*ret_n_tensors = n;
 	return 0;
+}
+
+void source_drop_staged(struct source *s)
+{
+	pthread_mutex_lock(&s->mutex);
+	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_exchange(&s->n_staged_bytes, 0));
+	int memfd = atomic_exchange(&s->memfd, -1);
+	cleanup_close(&memfd);
+	cleanup_close(&s->copy);
+	pthread_mutex_lock(&s->staged_mutex);
+	free(s->is_staged);
+	s->is_staged = NULL;
+	s->n_tensors = 0;
+	pthread_mutex_unlock(&s->staged_mutex);
+	pthread_mutex_unlock(&s->mutex);
 }
 
 int source_get_memfd(const struct source *s)

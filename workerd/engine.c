@@ -368,6 +368,7 @@ int engine_new(const struct engine_params *params, struct err *ret_err, struct e
 	e->generation = params->stack->weights->generation;
 	e->epoch = 1;
 	e->idle_ns = clock_now_ns();
+	park_tell_lease(e);
 	r = engine_start(e, ret_err);
 	if (r) {
 		e->stack = NULL; /* the caller's still */

@@ -27,6 +27,7 @@
 
 struct engine;
 struct err;
+struct lease;
 struct loan;
 struct queue;
 struct stack;
@@ -36,6 +37,7 @@ struct engine_params {
 	const struct stack_params *site; /* copied; its client comes by loan */
 	struct stack *stack;
 	struct loan *loan;
+	struct lease *lease;    /* what of it is told to a weightd that came back */
 	uint64_t park_after_ns; /* without a generation; 0: only when others need memory */
 	bool no_park;           /* not even then */
 	struct queue *in;

@@ -8,11 +8,9 @@
 #include <event2/event.h>
 
 #include "proto/util/err.h"
-#include "proto/util/log.h"
 #include "proto/util/notify.h"
-#include "proto/weights-client.h"
 #include "workerd/engine.h"
-#include "workerd/loan.h"
+#include "workerd/link.h"
 #include "workerd/message.h"
 #include "workerd/queue.h"
 #include "workerd/rpc.h"
@@ -35,8 +33,7 @@ struct loop {
 	struct event_base *base;
 	struct server *server;
 	struct event *queue;
-	struct event *weightd; /* pending while the client is here */
-	struct event *loan;
+	struct link *link;
 	struct event *leave;
 	struct event *signals[2];
 	int code; /* of the engine's failure */
@@ -56,9 +53,7 @@ static void loop_go_on_stopping(struct loop *l)
 	case LOOP_TEXT_STOPS:
 		l->state = LOOP_ENGINE_STOPS;
 		engine_stop(l->params.engine);
-		/* It may wait for weightd, which would take its time. */
-		if (loan_close(l->params.loan))
-			shutdown(weights_client_get_fd(l->params.weightd), SHUT_RDWR);
+		link_stop(l->link);
 		break;
 	case LOOP_ENGINE_STOPS:
 		l->state = LOOP_CLIENTS_LEAVE;
@@ -126,41 +121,6 @@ static void loop_on_queue(evutil_socket_t fd, short what, void *userdata)
 		loop_on_message(l, message_from_node(node));
 }
 
-/* Weights and lease are ours already: without weightd the worker goes on. */
-static void loop_on_weightd(evutil_socket_t fd, short what, void *userdata)
-{
-	struct loop *l = userdata;
-	struct err e = ERR_NULL;
-
-	(void)fd;
-	(void)what;
-	if (!weights_client_dispatch(l->params.weightd, &e))
-		return;
-	event_del(l->weightd);
-	(void)loan_close(l->params.loan);
-	l->params.worker->is_weightd_connected = false;
-	log_warn("weightd is gone (%s); serving goes on", e.text);
-}
-
-/* The engine wants weightd's client, or has given it back. */
-static void loop_on_loan(evutil_socket_t fd, short what, void *userdata)
-{
-	struct loop *l = userdata;
-
-	(void)fd;
-	switch (loan_settle(l->params.loan)) {
-	case LOAN_IS_WANTED:
-		event_del(l->weightd);
-		loan_lend(l->params.loan, l->params.weightd);
-		break;
-	case LOAN_IS_BACK:
-		event_add(l->weightd, NULL);
-		loop_on_weightd(weights_client_get_fd(l->params.weightd), what, l);
-		break;
-	case LOAN_NOTHING: break;
-	}
-}
-
 static void loop_on_leave(evutil_socket_t fd, short what, void *userdata)
 {
 	(void)fd;
@@ -179,12 +139,8 @@ static int loop_add_events(struct loop *l)
 	short read = EV_READ | EV_PERSIST;
 
 	l->queue = event_new(l->base, queue_get_fd(l->params.in), read, loop_on_queue, l);
-	l->weightd = event_new(
-		l->base, weights_client_get_fd(l->params.weightd), read, loop_on_weightd, l);
 	l->leave = evtimer_new(l->base, loop_on_leave, l);
-	l->loan = event_new(l->base, loan_get_fd(l->params.loan), read, loop_on_loan, l);
-	if (!l->queue || !l->weightd || !l->leave || !l->loan || event_add(l->queue, NULL) ||
-		event_add(l->weightd, NULL) || event_add(l->loan, NULL))
+	if (!l->queue || !l->leave || event_add(l->queue, NULL))
 		return -ENOMEM;
 	for (unsigned i = 0; i < ARRAY_SIZE(signums); i++) {
 		l->signals[i] = evsignal_new(l->base, signums[i], loop_on_signal, l);
@@ -219,6 +175,12 @@ int loop_new(const struct loop_params *params, struct err *ret_err, struct loop 
 	r = server_new(&server, ret_err, &l->server);
 	if (!r)
 		r = loop_add_events(l);
+	if (!r) {
+		struct link_params link = *params->link;
+
+		link.base = l->base;
+		r = link_new(&link, params->weightd, ret_err, &l->link);
+	}
 	if (r) {
 		loop_free(l);
 		return r;
@@ -237,10 +199,7 @@ struct loop *loop_free(struct loop *l)
 			event_free(l->signals[i]);
 	if (l->queue)
 		event_free(l->queue);
-	if (l->weightd)
-		event_free(l->weightd);
-	if (l->loan)
-		event_free(l->loan);
+	link_free(l->link);
 	if (l->leave)
 		event_free(l->leave);
 	if (l->base)

@@ -13,7 +13,7 @@
 
 struct engine;
 struct err;
-struct loan;
+struct link_params;
 struct loop;
 struct queue;
 struct rpc_worker;
@@ -21,10 +21,10 @@ struct text;
 struct weights_client;
 
 struct loop_params {
-	const char *path;          /* of the client socket */
-	struct rpc_worker *worker; /* what changes of it is kept here */
-	struct weights_client *weightd;
-	struct loan *loan; /* of weightd's client to the engine */
+	const char *path;               /* of the client socket */
+	struct rpc_worker *worker;      /* what changes of it is kept here */
+	struct weights_client *weightd; /* taken on success */
+	const struct link_params *link; /* but the base */
 	struct text *text;
 	struct engine *engine;
 	struct queue *text_queue; /* what they take from */
@@ -32,7 +32,7 @@ struct loop_params {
 	struct queue *in; /* what they send */
 };
 
-/* Listens for clients; all borrowed. */
+/* Listens for clients; all borrowed but weightd. */
 int must_check loop_new(
 	const struct loop_params *params, struct err *ret_err, struct loop **ret_loop);
 struct loop *loop_free(struct loop *l);

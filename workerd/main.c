@@ -16,6 +16,8 @@
 #include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
+#include "workerd/lease.h"
+#include "workerd/link.h"
 #include "workerd/loan.h"
 #include "workerd/loop.h"
 #include "workerd/message.h"
@@ -39,7 +41,39 @@ struct threads {
 	struct engine *engine;
 	struct loop *loop;
 	struct loan *loan;
+	struct lease *lease;
 };
+
+static int start_loop(struct threads *t, struct worker *w, const struct options *o,
+	struct rpc_worker *self, struct err *ret_err)
+{
+	const struct link_params link = {
+		.path = o->weights,
+		.model = o->model,
+		.device = vk_device_get_info(w->site.device),
+		.handle_types = w->handle_types,
+		.lease = t->lease,
+		.loan = t->loan,
+		.notice = w->notice,
+		.is_connected = &self->is_weightd_connected,
+	};
+	const struct loop_params loop = {
+		.path = w->site.socket,
+		.worker = self,
+		.weightd = w->site.weightd,
+		.link = &link,
+		.text = t->text,
+		.engine = t->engine,
+		.text_queue = t->text_queue,
+		.engine_queue = t->engine_queue,
+		.in = t->loop_queue,
+	};
+	int r = loop_new(&loop, ret_err, &t->loop);
+
+	if (!r)
+		w->site.weightd = NULL; /* the loop's */
+	return r;
+}
 
 static int threads_start(struct threads *t, struct worker *w, const struct options *o,
 	struct rpc_worker *self, struct err *ret_err)
@@ -50,6 +84,8 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		r = queue_new(&t->loop_queue);
 	if (!r)
 		r = loan_new(&t->loan);
+	if (!r)
+		r = lease_new(&t->lease);
 	if (r)
 		return r;
 	const struct text_params text = {
@@ -66,6 +102,7 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		.site = &w->site,
 		.stack = w->stack,
 		.loan = t->loan,
+		.lease = t->lease,
 		.park_after_ns = o->park_after_ns,
 		.no_park = o->no_park,
 		.in = t->engine_queue,
@@ -76,18 +113,7 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 	if (r)
 		return r;
 	w->stack = NULL;
-	const struct loop_params loop = {
-		.path = w->site.socket,
-		.worker = self,
-		.weightd = w->site.weightd,
-		.loan = t->loan,
-		.text = t->text,
-		.engine = t->engine,
-		.text_queue = t->text_queue,
-		.engine_queue = t->engine_queue,
-		.in = t->loop_queue,
-	};
-	return loop_new(&loop, ret_err, &t->loop);
+	return start_loop(t, w, o, self, ret_err);
 }
 
 static void free_queue(struct queue *q)
@@ -107,6 +133,7 @@ static void threads_end(struct threads *t)
 	engine_free(t->engine);
 	loop_free(t->loop);
 	loan_free(t->loan);
+	lease_free(t->lease);
 	free_queue(t->text_queue);
 	free_queue(t->loop_queue);
 }

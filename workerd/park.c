@@ -9,6 +9,7 @@
 #include "workerd/clock.h"
 #include "workerd/engine-internal.h"
 #include "workerd/kv.h"
+#include "workerd/lease.h"
 #include "workerd/loan.h"
 #include "workerd/message.h"
 #include "workerd/plan.h"
@@ -57,6 +58,19 @@ static void park_tell_changed(struct engine *e)
 	engine_send(e, m);
 }
 
+void park_tell_lease(struct engine *e)
+{
+	lease_set(e->params.lease, e->stack->weights, e->stack->n_granted_bytes, &e->stack->report);
+}
+
+/* With who uses it. */
+static void park_free_stack(struct engine *e)
+{
+	scheduler_detach(e->scheduler);
+	lease_clear(e->params.lease);
+	e->stack = stack_free(e->stack);
+}
+
 /* It may be another one than the last time. */
 static int park_take_client(struct engine *e, struct err *ret_err)
 {
@@ -76,8 +90,7 @@ static void park_leave(struct engine *e, uint64_t generation)
 /* Memory, lease and grant go; generations that run are suspended. The client is the engine's. */
 static void park_drop_stack(struct engine *e)
 {
-	scheduler_detach(e->scheduler);
-	e->stack = stack_free(e->stack);
+	park_free_stack(e);
 	park_leave(e, e->generation);
 }
 
@@ -144,6 +157,7 @@ static int park_attach(struct engine *e, struct stack *s, struct err *ret_err)
 		e->stack = NULL;
 		return r;
 	}
+	park_tell_lease(e);
 	e->epoch += has_other_tokens;
 	if (is_other)
 		park_replace_manifest(e);
@@ -207,8 +221,7 @@ static void park_recover(struct engine *e)
 	log_warn("generation %" PRIu64 " is dropped: %s", e->generation, e->lost_why.text);
 	int r = park_take_client(e, &error);
 	if (r) {
-		scheduler_detach(e->scheduler);
-		e->stack = stack_free(e->stack);
+		park_free_stack(e);
 	} else {
 		park_drop_stack(e);
 		loan_give_back(e->params.loan);

@@ -25,6 +25,9 @@ int must_check park_unpark(struct engine *e, struct err *ret_err);
 /* Takes a MESSAGE_NOTICE; park_attend acts on it. */
 void park_take_notice(struct engine *e, struct message *m);
 
+/* The stack that there is now, or none, is what the link tells of. */
+void park_tell_lease(struct engine *e);
+
 /* What is to be done about the stack, between two steps; the engine has not failed. */
 void park_attend(struct engine *e);
 

@@ -239,28 +239,27 @@ static void stack_say_paged(const struct weights *w)
 			n_bytes, w->n_bytes);
 }
 
-/* s NULL: nothing. */
-static int stack_report(
-	const struct stack_params *params, const struct stack *s, struct err *ret_err)
+/* w NULL: without weights. */
+static struct weights_client_report stack_make_report(
+	const struct stack_params *params, const struct weights *w)
 {
 	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
 
 	vk_memory_get_counters(params->device, counters);
-	const struct weights_client_report report = {
+	return (struct weights_client_report){
 		.kv_bytes = counters[VK_MEMORY_KV].requested_bytes,
 		.scratch_bytes = counters[VK_MEMORY_SCRATCH].requested_bytes,
 		.io_bytes = counters[VK_MEMORY_IO].requested_bytes +
 			    counters[VK_MEMORY_STAGING].requested_bytes,
 		.n_sessions = params->options->n_sessions,
-		.attach_ns = s ? s->weights->attach_ns : 0,
+		.attach_ns = w ? w->attach_ns : 0,
 		.socket = params->socket,
 	};
-	return weights_client_report(params->weightd, &report, ret_err);
 }
 
 /* The grant becomes what there is: less than was granted, or more, which may be refused. */
-static int stack_settle(const struct stack *s, const struct stack_params *params,
-	uint64_t n_granted, struct err *ret_err)
+static int stack_settle(
+	struct stack *s, const struct stack_params *params, uint64_t n_granted, struct err *ret_err)
 {
 	uint64_t n_bytes = stack_count_bytes(params);
 	int r = 0;
@@ -272,7 +271,9 @@ static int stack_settle(const struct stack *s, const struct stack_params *params
 		r = weights_client_reserve(params->weightd,
 			vk_device_get_info(params->device)->uuid, n_bytes, n_bytes, false, ret_err,
 			&n_granted);
-	return r ? r : stack_report(params, s, ret_err);
+	s->n_granted_bytes = n_granted;
+	s->report = stack_make_report(params, s->weights);
+	return r ? r : weights_client_report(params->weightd, &s->report, ret_err);
 }
 
 static int stack_fill(struct stack *s, const struct stack_params *params, struct err *ret_err)
@@ -362,7 +363,9 @@ int stack_leave(const struct stack_params *params, uint64_t generation, struct e
 	if (!r || r == -ENOENT)
 		r = weights_client_reserve(params->weightd,
 			vk_device_get_info(params->device)->uuid, 0, 0, false, ret_err, &n_granted);
-	return r ? r : stack_report(params, NULL, ret_err);
+	const struct weights_client_report report = stack_make_report(params, NULL);
+
+	return r ? r : weights_client_report(params->weightd, &report, ret_err);
 }
 
 int stack_describe(

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "proto/weights-client.h"
 
 struct err;
 struct kv;
@@ -20,7 +21,6 @@ struct options;
 struct plan;
 struct vk_device;
 struct weights;
-struct weights_client;
 struct weights_refusal;
 
 /* Borrowed while there is a stack or one may be made. */
@@ -37,6 +37,8 @@ struct stack {
 	struct kv *kv;
 	struct plan *plan;
 	uint32_t n_rows; /* of a step: the chunk that fitted */
+	uint64_t n_granted_bytes;
+	struct weights_client_report report; /* as weightd was told */
 };
 
 /*

@@ -90,7 +90,8 @@ static int worker_try_attach(struct worker *w, const struct options *o,
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
-	weights_client_set_handle_types(w->site.weightd, worker_get_handle_types(w->site.device));
+	w->handle_types = worker_get_handle_types(w->site.device);
+	weights_client_set_handle_types(w->site.weightd, w->handle_types);
 	for (uint32_t type = 1; type < WEIGHTS_CLIENT_N_HANDLES && !r; type++)
 		if (refusals->first[type] != UINT32_MAX)
 			r = weights_client_add_refusal(

@@ -6,6 +6,8 @@
  * What a worker needs before it can serve: the client of weightd, the device, and the stack on it.
  * Made on the main thread; the stack is the engine's when that has begun, and so is the device.
  */
+#include <stdint.h>
+
 #include "proto/util/cleanup.h"
 #include "workerd/stack.h"
 
@@ -17,6 +19,7 @@ struct worker {
 	struct stack_params site;
 	struct notice_params *notice; /* borrowed */
 	struct stack *stack;          /* until the engine takes it */
+	uint32_t handle_types; /* what of enum weights_client_handle the device takes, a bit each */
 };
 
 /*

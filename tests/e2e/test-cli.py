@@ -109,7 +109,7 @@ def test_load_ls_status_unload(site):
     check_equal(site.ctl("ls", "--json").json()["models"], [], "models of a bare weightd")
     site.ctl("load", f"one={harness.MODEL}")
     check("one" in site.ctl("ls").out, "ls names the model")
-    check_equal(site.ctl("ls").out.splitlines()[1].split()[-1], "0", "devices that have the model")
+    check_equal(site.ctl("ls").out.splitlines()[1].split()[-2], "0", "devices that have the model")
     again = site.ctl("load", f"one={harness.MODEL}", status=1)
     check("one" in again.err and len(again.err.splitlines()) == 1, f"{again}: one line")
 

@@ -324,6 +324,7 @@ def test_identity(site):
                  ["--vram-budget", "7M"]):
         weightd = start(site, *args)
         other = os.path.join(harness.DATA, "models", "atlas-moe-q8_0.gguf")
+        site.ctl("pin", "demo")
         site.ctl("load", f"same={harness.MODEL}")
         site.ctl("load", f"other={other}")
         if "--vram-budget" in args:

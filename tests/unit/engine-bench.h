@@ -21,6 +21,7 @@
 #include "workerd/engine.h"
 #include "workerd/clock.h"
 #include "workerd/kv.h"
+#include "workerd/lease.h"
 #include "workerd/loan.h"
 #include "workerd/message.h"
 #include "workerd/plan.h"
@@ -289,6 +290,7 @@ struct bench {
 	struct queue *in;
 	struct queue *text;
 	struct queue *out;
+	struct lease *lease;
 	struct engine *engine;
 	uint64_t last_id;
 };
@@ -312,8 +314,10 @@ static void bench_open_with(struct bench *b, uint64_t park_after_ns, bool no_par
 	assert_int_equal(queue_new(&b->in), 0);
 	assert_int_equal(queue_new(&b->text), 0);
 	assert_int_equal(queue_new(&b->out), 0);
+	assert_int_equal(lease_new(&b->lease), 0);
 	const struct engine_params params = {.site = &site,
 		.stack = make_stack(),
+		.lease = b->lease,
 		.park_after_ns = park_after_ns,
 		.no_park = no_park,
 		.in = b->in,
@@ -356,6 +360,7 @@ static void bench_close(struct bench *b)
 	queue_free(b->in);
 	queue_free(b->text);
 	queue_free(b->out);
+	lease_free(b->lease);
 }
 
 static struct message *new_request(struct bench *b, enum message_kind kind)

@@ -43,7 +43,7 @@ static void world_init(struct world *w, const char *listen)
 		assert_int_equal(
 			registry_load(w->registry, names[i], false, &w->bytes[i], &e, &w->ids[i]),
 			0);
-		registry_loaded(w->registry, w->ids[i]);
+		registry_loaded(w->registry, w->ids[i], 1);
 	}
 	for (uint32_t i = 0; i < ARRAY_SIZE(sockets); i++) {
 		w->peers[i].id = peer_make_id(sockets[i], i + 1);
@@ -83,7 +83,7 @@ static void test_leases(void **state)
 	assert_int_equal(take(&w, 2, 1, &e), 0);
 	assert_int_equal(take(&w, 2, 2, &e), -EDQUOT);
 	/* A connection that ended is charged until its process is gone. */
-	registry_close(w.registry, w.peers[0].id, w.peers[0].id);
+	registry_close(w.registry, w.peers[0].id, w.peers[0].id, 1);
 	assert_int_equal(take(&w, 1, 2, &e), -EDQUOT);
 	registry_exit(w.registry, w.peers[0].id);
 	assert_int_equal(take(&w, 1, 2, &e), 0);
@@ -108,7 +108,7 @@ static void test_bytes(void **state)
 		"c: 7 bytes more than the 130 of weights and 0 of reservations that this socket "
 		"holds are above its 130");
 	assert_int_equal(take(&w, 2, 2, &e), 0);
-	registry_close(w.registry, w.peers[1].id, w.peers[1].id);
+	registry_close(w.registry, w.peers[1].id, w.peers[1].id, 1);
 	assert_int_equal(take(&w, 0, 2, &e), -EDQUOT);
 	registry_exit(w.registry, w.peers[1].id);
 	assert_int_equal(take(&w, 0, 2, &e), 0);

@@ -125,6 +125,11 @@ static void test_places(void **state)
 	assert_int_equal(o.n_args, 3);
 	assert_string_equal(o.args[2], "-");
 	assert_true(o.replace);
+	assert_int_equal(o.timeout_s, 0);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "unload", "a", "--timeout", "30"), 0);
+	assert_int_equal(o.timeout_s, 30);
 	options_fini(&o);
 }
 
@@ -136,6 +141,7 @@ static void test_wrong_usage(void **state)
 		{"ls", "-x"},
 		{"ls", "--json=yes"},
 		{"ask", "x", "--temp"},
+		{"unload", "x", "--timeout", "soon"},
 		{"ask", "--temp", "warm"},
 		{"ask", "--temp", "-1"},
 		{"ask", "--top-p", "1.5"},

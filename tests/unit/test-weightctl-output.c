@@ -112,9 +112,15 @@ static struct weights_client_peer peers[] = {
 		.report = {.kv_bytes = 100, .scratch_bytes = 20, .io_bytes = 3, .socket = "w"}},
 	{.pid = 11, .role = WEIGHTS_CLIENT_CONTROL},
 	{.pid = 12, .role = WEIGHTS_CLIENT_WORKER, .n_leases = 1, .leases = leases},
+	/* Held without a lease: no worker any more. */
+	{.pid = 13,
+		.role = WEIGHTS_CLIENT_WORKER,
+		.n_leases = 1,
+		.leases = leases,
+		.is_gone = true},
 };
 static const struct weights_client_status status = {
-	.pid = 9, .build = none, .n_models = 1, .models = models, .n_peers = 3, .peers = peers};
+	.pid = 9, .build = none, .n_models = 1, .models = models, .n_peers = 4, .peers = peers};
 
 /* No command for the terminal gets through: neither by C0 nor, in UTF-8, by C1. */
 static void test_clean(void **state)
@@ -204,6 +210,10 @@ static void test_status_json(void **state)
 	assert_int_equal(integer(at(workers, 1), "pid"), 12);
 	assert_int_equal(
 		integer(at(json_object_get(at(workers, 0), "leases"), 1), "generation"), 1);
+	json_t *holders = json_object_get(s, "holders");
+	assert_int_equal(json_array_size(holders), 1);
+	assert_int_equal(integer(at(holders, 0), "pid"), 13);
+	assert_int_equal(json_array_size(json_object_get(at(holders, 0), "holds")), 1);
 	assert_int_equal(integer(json_object_get(s, "sharing"), "separate_bytes"), 9000);
 	json_decref(s);
 }

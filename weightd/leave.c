@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/leave.h"
+
+#include <string.h>
+
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "weightd/holders.h"
+#include "weightd/service-internal.h"
+
+static void leave_tell_detached(struct service *s, const struct peer *p, uint64_t generation)
+{
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_DETACHED,
+				.model = registry_find(s->registry, generation)->model,
+				.generation = generation,
+				.pid = p->pid});
+}
+
+int leave_release(struct service *s, struct peer *p, uint64_t generation, struct err *ret_err)
+{
+	peer_end_loans(p);
+	bool had_lease = registry_has_lease(s->registry, generation, p->id);
+	int rc = registry_release(s->registry, generation, p->id,
+		holders_find(s->params->holders, p), service_now_ns(), ret_err);
+
+	if (rc < 0)
+		return rc;
+	if (had_lease)
+		leave_tell_detached(s, p, generation);
+	service_collect(s);
+	return 0;
+}
+
+void leave_set_timeout(struct service *s, const char *model, uint64_t timeout_ns)
+{
+	uint64_t end;
+
+	if (__builtin_add_overflow(service_now_ns(), timeout_ns, &end))
+		return; /* in centuries */
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		if (g->state == REGISTRY_DRAINING && !strcmp(g->model, model))
+			((struct service_generation *)g->data)->expel_ns = end;
+	}
+}
+
+static void leave_expel(struct service *s, uint64_t generation, struct peer *p)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+
+	peer_end_loans(p);
+	leave_tell_detached(s, p, generation);
+	rpc_reply_event(p, &(struct rpc_reply_event){.kind = RPC_REPLY_EXPELLED,
+				   .model = g->model,
+				   .generation = generation,
+				   .text = "the model was unloaded and did not drain in time"});
+	/* 0, where nothing can tell of the process: then there is nothing to wait for. */
+	registry_expel(s->registry, generation, p->id, holders_add(s->params->holders, p),
+		service_now_ns());
+}
+
+/* A generation whose time has come; 0: none. */
+static uint64_t leave_find(struct service *s, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		const struct service_generation *data = g->data;
+		if (g->state == REGISTRY_DRAINING && g->n_leases > 0 && data->expel_ns &&
+			data->expel_ns <= now_ns)
+			return g->id;
+	}
+	return 0;
+}
+
+void leave_check(struct service *s)
+{
+	uint64_t id;
+
+	while ((id = leave_find(s, service_now_ns()))) {
+		const struct registry_generation *g = registry_find(s->registry, id);
+		struct peer *p;
+
+		((struct service_generation *)g->data)->expel_ns = 0;
+		log_warn("model %s: generation %llu has not drained in time: %u leases end",
+			g->model, (unsigned long long)id, g->n_leases);
+		TAILQ_FOREACH(p, s->params->peers, entry)
+		if (registry_has_lease(s->registry, id, p->id))
+			leave_expel(s, id, p);
+		service_collect(s);
+	}
+}
