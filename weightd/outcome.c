@@ -176,8 +176,7 @@ void outcome_summarize(struct service_generation *data)
 	summary->n_tensors = e->n_tensors;
 }
 
-/* Who has an older one may go over to the new one. */
-static void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
+void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
 {
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *old = registry_at(s->registry, i);

@@ -8,11 +8,15 @@
 #include <stdint.h>
 
 struct err;
+struct registry_generation;
 struct service;
 struct service_generation;
 
 /* What is told of a generation also when it is warm, from its memory on the first device. */
 void outcome_summarize(struct service_generation *data);
+
+/* Who has an older one may go over to this one, which is ready. */
+void outcome_tell_replaced(struct service *s, const struct registry_generation *g);
 
 /* A loader has results. */
 void outcome_dispatch(struct service *s);

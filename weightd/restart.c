@@ -17,6 +17,7 @@
 #include "weightd/process.h"
 #include "weightd/registry.h"
 #include "weightd/restart-internal.h"
+#include "weightd/resume.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service-internal.h"
 #include "weightd/source.h"
@@ -138,6 +139,8 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 			rpc_reply_error(p, w->request, rc, &err);
 		else
 			rpc_reply_resumed(p, w->request, id, false);
+		if (rc == 0)
+			resume_tell_replaced(r->service, p, id);
 		TAILQ_REMOVE(&r->waits, w, entry);
 		free(w);
 	}
@@ -234,6 +237,8 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 		r->service, &(struct rpc_reply_event){
 				    .kind = RPC_REPLY_READY, .model = model, .generation = id});
 	restart_answer(r, id, NULL);
+	if (registry_find(r->service->registry, id)->state == REGISTRY_READY)
+		outcome_tell_replaced(r->service, registry_find(r->service->registry, id));
 	TAILQ_REMOVE(&r->coming, g, entry);
 	restart_settle_claim(r, g, true);
 	TAILQ_INSERT_TAIL(&r->coming, g, entry);

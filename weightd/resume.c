@@ -34,6 +34,19 @@ static bool resume_has_manifest(const struct service *s, const struct registry_g
 	return false;
 }
 
+void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation)
+{
+	const char *model = registry_find(s->registry, generation)->model;
+
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		if (g->id > generation && g->state == REGISTRY_READY && !strcmp(g->model, model))
+			rpc_reply_event(p, &(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
+						   .model = g->model,
+						   .generation = g->id});
+	}
+}
+
 /* It is there, or was never on its way. */
 static int resume_lease(
 	struct service *s, struct peer *p, const struct resume_params *params, struct err *ret_err)
@@ -59,6 +72,7 @@ static int resume_lease(
 				.model = params->model,
 				.generation = params->generation,
 				.pid = p->pid});
+	resume_tell_replaced(s, p, params->generation);
 	return 0;
 }
 

@@ -37,4 +37,10 @@ struct resume_params {
 int must_check resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
 	struct fdlist *fds, struct err *ret_err);
 
+/*
+ * The peer has its lease again, on a generation that was replaced perhaps while it could not hear
+ * of that.
+ */
+void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation);
+
 #endif

@@ -257,8 +257,10 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 		return;
 	}
 	*l->params.is_connected = true;
-	if (!l->is_stopping)
+	if (!l->is_stopping) {
 		loan_open(l->params.loan);
+		notice_tell_back(l->params.notice);
+	}
 	if (l->try_generation)
 		log_info("weightd is back: generation %" PRIu64 " is leased again%s",
 			l->try_generation,

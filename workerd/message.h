@@ -135,6 +135,7 @@ struct message_role {
 };
 
 enum message_notice_kind {
+	MESSAGE_NOTICE_BACK, /* weightd can be asked again: what could not be done without it is */
 	MESSAGE_NOTICE_PRESSURE, /* others need memory */
 	MESSAGE_NOTICE_REPLACED, /* generation is newer */
 	MESSAGE_NOTICE_LOST, /* generation is not to be computed with any more; error says why */

@@ -10,6 +10,18 @@
 #include "workerd/message.h"
 #include "workerd/queue.h"
 
+void notice_tell_back(const struct notice_params *params)
+{
+	struct message *m = message_new(MESSAGE_NOTICE, 0, 0);
+
+	if (!m) {
+		log_warn("the engine is not told that weightd is back: out of memory");
+		return;
+	}
+	m->notice = (struct message_notice){.kind = MESSAGE_NOTICE_BACK};
+	queue_push(params->engine, &m->node);
+}
+
 void notice_on_event(const struct weights_client_event *event, void *userdata)
 {
 	const struct notice_params *params = userdata;

@@ -15,6 +15,9 @@ struct notice_params {
 	struct queue *engine;
 };
 
+/* After an absence of weightd, on the loop thread. */
+void notice_tell_back(const struct notice_params *params);
+
 /* A weights_client_event_fn; userdata is a struct notice_params. */
 void notice_on_event(const struct weights_client_event *event, void *userdata);
 

@@ -300,6 +300,7 @@ void park_attend(struct engine *e)
 void park_take_notice(struct engine *e, struct message *m)
 {
 	switch (m->notice.kind) {
+	case MESSAGE_NOTICE_BACK: break; /* park_attend follows */
 	case MESSAGE_NOTICE_PRESSURE: e->is_pressed = true; break;
 	case MESSAGE_NOTICE_REPLACED:
 		if (m->notice.generation > e->newest)

@@ -64,7 +64,7 @@ def test_a_second_model(site):
     before = account(site)
     refused = site.ctl("load", f"b={b}", status=1)
     check_equal(len(refused.err.splitlines()), 1, f"lines of {refused}")
-    for part in [f"pid {w.pid} (model a)" for w in held] + ["weights of a (generation 1)"]:
+    for part in [f"pid {w.pid} (model a)" for w in held] + ["a generation 1"]:
         check(part in refused.err, f"{part!r} is not in {refused}")
     check_equal(names(site), ["a"], "models after the refusal")
     check_equal(account(site), before, "account after the refusal")
