@@ -32,7 +32,8 @@ struct resume_params {
 /*
  * Answers, now or when the generation is there, or takes what one packet of several brought. The
  * descriptors that it keeps are taken out of fds. -ENOENT: the generation is not to be had;
- * -EPERM: descriptors of a process that held nothing; -EINVAL: they are not what was exported.
+ * -EDQUOT: its grant; -EPERM: descriptors of a process that held nothing; -EINVAL: they are not
+ * what was exported.
  */
 int must_check resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
 	struct fdlist *fds, struct err *ret_err);

@@ -26,6 +26,8 @@ GAP_SECONDS = 0.25
 KEEPER_PROTOCOL, KEEPER_TAKE = 0x4b01, 3
 GAP_FACTOR = 60
 
+QUESTION = "Which continent is Chile in?"
+
 
 class Way:
     """weightd with one way of keeping descriptors; starts it again as it was."""
@@ -259,6 +261,39 @@ def test_goes_on_alone(site):
     way.start()
     check_adopted(site, way, before)
     wait_leases(site, [worker.pid])
+    way.close()
+
+
+def test_grants_come_back(site):
+    """What was granted to a worker counts with the next weightd as before."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo")
+    before = site.status()["devices"][0]["account"]
+    check(before["reserved_bytes"] > 0, f"account: {before}")
+    way.kill()
+    way.start()
+    wait_leases(site, [worker.pid])
+    after = site.status()["devices"][0]["account"]
+    for figure in ("weights_bytes", "reserved_bytes"):
+        check_equal(after[figure], before[figure], figure)
+    worker.stop()
+    wait_until(lambda: site.status()["devices"][0]["account"]["reserved_bytes"] == 0, "given back")
+    way.close()
+
+
+def test_parked_meanwhile(site):
+    """A parked worker has nothing to resume, and returns to the weightd that there is then."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo", ["--park-after", "1"])
+    answer = site.ctl("ask", QUESTION, worker=worker).out
+    wait_until(lambda: not any(w["leases"] for w in site.status()["workers"]), "parked")
+    way.kill()
+    way.start()
+    wait_until(lambda: [w["pid"] for w in site.status()["workers"]] == [worker.pid], "it is back")
+    check_equal(site.status()["workers"][0]["leases"], [], "leases of who parked")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, answer, "answer after both")
     way.close()
 
 

@@ -565,6 +565,63 @@ static void test_any_interleaving(void **state)
 	assert_true(n_waited > 1000 && n_refused > 100);
 }
 
+/* Of weights of "b", and of pid 2. */
+static bool hide(void *userdata, const struct account_request *request, enum account_kind kind,
+	uint64_t id, const char *model)
+{
+	(void)userdata;
+	assert_int_equal(request->id, 3);
+	return kind == ACCOUNT_GRANT ? id != 2 : strcmp(model, "b") != 0;
+}
+
+static uint32_t press_nobody(void *userdata, uint64_t except)
+{
+	(void)userdata;
+	(void)except;
+	return 0;
+}
+
+static void evict_nothing(void *userdata, uint64_t n_bytes)
+{
+	(void)userdata;
+	(void)n_bytes;
+}
+
+/* A refusal names what who asked may see. */
+static void test_refusal_hides(void **state)
+{
+	const struct account_params params = {.device = "d",
+		.n_budget_bytes = 100,
+		.shows = hide,
+		.press = press_nobody,
+		.evict = evict_nothing};
+	struct account_request q = {.kind = ACCOUNT_WEIGHTS, .id = 1, .n_bytes = 10, .model = "a"};
+	struct account *a = NULL;
+	struct err err = ERR_NULL;
+	uint64_t n_bytes = 0;
+
+	(void)state;
+	assert_int_equal(account_new(&params, &a), 0);
+	account_restore(a, &q);
+	q.id = 2;
+	strcpy(q.model, "b");
+	account_restore(a, &q);
+	for (uint32_t i = 1; i <= 2; i++) {
+		q = (struct account_request){
+			.kind = ACCOUNT_GRANT, .id = i, .n_bytes = 40, .pid = (int)i, .model = "a"};
+		account_restore(a, &q);
+	}
+	q.id = q.pid = 3;
+	q.n_least_bytes = q.n_bytes;
+	assert_int_equal(account_request(a, &q, 1, &err, &n_bytes), -ENOMEM);
+	assert_non_null(
+		strstr(err.text, "; held: weights of a (generation 1) 10, pid 1 (model a) 40"));
+	assert_null(strstr(err.text, "weights of b"));
+	assert_null(strstr(err.text, "pid 2"));
+	assert_null(strstr(err.text, "more"));
+	account_free(a);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -577,6 +634,7 @@ int main(void)
 		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
 		CASE(test_presses_again),
+		CASE(test_refusal_hides),
 		CASE(test_any_interleaving),
 	};
 

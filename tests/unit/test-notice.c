@@ -58,10 +58,26 @@ static void test_events(void **state)
 	queue_free(params.engine);
 }
 
+/* What wakes the engine when weightd can be asked again, and asks for nothing itself. */
+static void test_back(void **state)
+{
+	struct notice_params params = {.model = "demo"};
+
+	(void)state;
+	assert_int_equal(queue_new(&params.engine), 0);
+	notice_tell_back(&params);
+	struct message *m = message_from_node(queue_take(params.engine));
+	assert_int_equal(m->kind, MESSAGE_NOTICE);
+	assert_int_equal(m->notice.kind, MESSAGE_NOTICE_BACK);
+	message_free(m);
+	queue_free(params.engine);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_events),
+		CASE(test_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
