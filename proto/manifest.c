@@ -173,8 +173,37 @@ int manifest_open(int fd, struct err *ret_err, struct manifest **ret_manifest)
 	return 0;
 }
 
+struct manifest *manifest_ref(struct manifest *m)
+{
+	atomic_fetch_add(&m->n_refs, 1);
+	return m;
+}
+
+bool manifest_has_same_tokens(const struct manifest *a, const struct manifest *b)
+{
+	if (a->n_vocab != b->n_vocab)
+		return false;
+	for (uint32_t i = 0; i < a->n_vocab; i++) {
+		struct manifest_string x = a->tokens[i].bytes, y = b->tokens[i].bytes;
+		if (a->tokens[i].type != b->tokens[i].type || x.n_bytes != y.n_bytes ||
+			memcmp(manifest_get_string(a, x), manifest_get_string(b, y), x.n_bytes))
+			return false;
+	}
+	return true;
+}
+
+bool manifest_has_same_content(const struct manifest *a, const struct manifest *b)
+{
+	static const uint8_t unknown[sizeof(a->header->content_hash)];
+
+	return memcmp(a->header->content_hash, unknown, sizeof(unknown)) &&
+	       !memcmp(a->header->content_hash, b->header->content_hash, sizeof(unknown));
+}
+
 struct manifest *manifest_free(struct manifest *m)
 {
+	if (m && atomic_fetch_sub(&m->n_refs, 1) > 0)
+		return NULL;
 	if (m && m->map)
 		munmap(m->map, m->n_bytes);
 	free(m);

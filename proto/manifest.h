@@ -18,6 +18,7 @@
  * MERGES and SPECIALS; with one, TOKENS has hparams.n_vocab rows and each hash table at least one
  * empty slot, which is what ends a probe.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -179,6 +180,7 @@ struct manifest_merge {
 
 /* A mapped and checked manifest; all pointers are into the mapping, read-only. */
 struct manifest {
+	atomic_uint n_refs; /* beside the first */
 	void *map;
 	uint64_t n_bytes;
 	const struct manifest_header *header;
@@ -212,7 +214,16 @@ int must_check manifest_open(int fd, struct err *ret_err, struct manifest **ret_
 int must_check manifest_open_bytes(
 	const void *data, uint64_t n_bytes, struct err *ret_err, struct manifest **ret_manifest);
 
-/* Accepts NULL; returns NULL. */
+/* One more owner, who frees it too. Any thread. */
+struct manifest *manifest_ref(struct manifest *m);
+
+/* Do token ids mean the same in both: as many tokens, each of the same kind and bytes? */
+bool manifest_has_same_tokens(const struct manifest *a, const struct manifest *b);
+
+/* Of both is known what file they are made from, and it is the same, byte for byte. */
+bool manifest_has_same_content(const struct manifest *a, const struct manifest *b);
+
+/* The last owner's call frees it. Accepts NULL; returns NULL. */
 struct manifest *manifest_free(struct manifest *m);
 
 static inline const uint8_t *manifest_get_string(const struct manifest *m, struct manifest_string s)

@@ -153,6 +153,15 @@ int weights_client_status_read_device(
 			.usage_bytes = heap->usage_bytes,
 		};
 	}
+	if (m->account) {
+		d.has_account = true;
+		d.account = (struct weights_client_account){
+			.budget_bytes = m->account->budget_bytes,
+			.weights_bytes = m->account->weights_bytes,
+			.reserved_bytes = m->account->reserved_bytes,
+			.n_waiting = m->account->n_waiting,
+		};
+	}
 	int r = status_read_abilities(m, ret_err, &d);
 	if (r < 0)
 		return r;
@@ -333,6 +342,7 @@ static int must_check status_read_peer(
 	p->uid = m->uid;
 	p->gid = m->gid;
 	p->role = (uint32_t)m->role;
+	p->reserved_bytes = m->reserved_bytes;
 	p->is_gone = m->is_gone;
 	int r = status_cap("leases", 0, m->n_leases, STATUS_MAX_LEASES, ret_err);
 	if (r == 0)

@@ -468,6 +468,44 @@ static int must_check weights_client_do(
 		&c->link, request, WD__REPLY__BODY_DONE, WEIGHTS_LINK_TIMEOUT_MS, ret_err, &reply);
 }
 
+int weights_client_release(struct weights_client *c, uint64_t generation, struct err *ret_err)
+{
+	Wd__Release release = WD__RELEASE__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	release.generation = generation;
+	request.body_case = WD__REQUEST__BODY_RELEASE;
+	request.release = &release;
+	return weights_client_do(c, &request, ret_err);
+}
+
+int weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid, uint64_t n_bytes,
+	uint64_t n_least_bytes, bool is_modest, struct err *ret_err, uint64_t *ret_n_bytes)
+{
+	_cleanup_(weights_link_free_reply)
+	Wd__Reply *reply = NULL;
+	Wd__Reserve reserve = WD__RESERVE__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	reserve.device_uuid = (ProtobufCBinaryData){.data = (uint8_t *)device_uuid, .len = 16};
+	reserve.n_bytes = n_bytes;
+	reserve.least_bytes = n_least_bytes;
+	reserve.modest = is_modest;
+	request.body_case = WD__REQUEST__BODY_RESERVE;
+	request.reserve = &reserve;
+	int r = weights_link_call(&c->link, &request, WD__REPLY__BODY_RESERVED,
+		WEIGHTS_LINK_TIMEOUT_MS, ret_err, &reply);
+	if (r < 0)
+		return r;
+	if (reply->reserved->n_bytes < n_least_bytes || reply->reserved->n_bytes > n_bytes)
+		return err_set(ret_err, EPROTO,
+			"weightd: reserved: expected %llu to %llu bytes, found %llu",
+			(unsigned long long)n_least_bytes, (unsigned long long)n_bytes,
+			(unsigned long long)reply->reserved->n_bytes);
+	*ret_n_bytes = reply->reserved->n_bytes;
+	return 0;
+}
+
 int weights_client_unload(struct weights_client *c, const char *name, struct err *ret_err)
 {
 	return weights_client_unload_within(c, name, 0, ret_err);
@@ -483,17 +521,6 @@ int weights_client_pin(
 	pin.pinned = pinned;
 	request.body_case = WD__REQUEST__BODY_PIN;
 	request.pin = &pin;
-	return weights_client_do(c, &request, ret_err);
-}
-
-int weights_client_release(struct weights_client *c, uint64_t generation, struct err *ret_err)
-{
-	Wd__Release release = WD__RELEASE__INIT;
-	Wd__Request request = WD__REQUEST__INIT;
-
-	release.generation = generation;
-	request.body_case = WD__REQUEST__BODY_RELEASE;
-	request.release = &release;
 	return weights_client_do(c, &request, ret_err);
 }
 

@@ -29,6 +29,14 @@ struct weights_client_heap {
 	uint64_t usage_bytes;
 };
 
+/* weightd's own account of a device; see Account in weightd.proto. */
+struct weights_client_account {
+	uint64_t budget_bytes;
+	uint64_t weights_bytes;
+	uint64_t reserved_bytes;
+	uint32_t n_waiting;
+};
+
 enum { WEIGHTS_CLIENT_MAX_ABILITIES = 32 };
 
 /* One question of weightd's probe and its answer. */
@@ -45,6 +53,8 @@ struct weights_client_device {
 	bool software;
 	uint32_t n_heaps;
 	struct weights_client_heap heaps[16];
+	bool has_account; /* in a status's devices */
+	struct weights_client_account account;
 	uint32_t n_abilities; /* 0 before the probe has run */
 	struct weights_client_ability abilities[WEIGHTS_CLIENT_MAX_ABILITIES];
 };
@@ -145,6 +155,7 @@ struct weights_client_peer {
 	struct weights_client_lease *leases;
 	struct weights_client_report report;
 	bool has_report;
+	uint64_t reserved_bytes; /* granted to it */
 	bool is_gone; /* a process that holds without a lease: leases are what it holds */
 };
 
@@ -171,10 +182,11 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_ATTACHED,
 	WEIGHTS_CLIENT_DETACHED,
 	WEIGHTS_CLIENT_LOST, /* text says why */
-	WEIGHTS_CLIENT_PRESSURE,
-	WEIGHTS_CLIENT_REPLACED,
-	WEIGHTS_CLIENT_CORRUPT, /* text names tensors; since_ns: how long it may be so */
-	WEIGHTS_CLIENT_EXPELLED,
+	/* As LOST, to the worker that they concern without weights_client_watch: */
+	WEIGHTS_CLIENT_PRESSURE, /* others need memory: who is idle parks */
+	WEIGHTS_CLIENT_REPLACED, /* generation is newer, and ready */
+	WEIGHTS_CLIENT_CORRUPT,  /* text names tensors; since_ns: how long it may be so */
+	WEIGHTS_CLIENT_EXPELLED, /* the lease has ended */
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -231,6 +243,14 @@ int must_check weights_client_acquire(struct weights_client *c, const char *mode
 	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired);
 
+/*
+ * What the caller will have on the device in all, for itself; 0 gives everything back. Waits some
+ * seconds where others have to make room; with is_modest for the least alone. *ret_n_bytes is what
+ * it may have, n_least_bytes (at most n_bytes) or more; -ENOMEM with who holds what.
+ */
+int must_check weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid,
+	uint64_t n_bytes, uint64_t n_least_bytes, bool is_modest, struct err *ret_err,
+	uint64_t *ret_n_bytes);
 /* A lease of an earlier connection and what was imported with it; all borrowed. */
 struct weights_client_held {
 	const char *model;

@@ -458,6 +458,7 @@ static int must_check worker_client_read_status(
 		.generated_tokens = m->generated_tokens,
 		.n_dispatches = m->n_dispatches,
 		.weightd_connected = m->weightd_connected,
+		.is_parked = m->parked,
 		.n_placed_weights = (uint32_t)m->n_placed_weights,
 	};
 

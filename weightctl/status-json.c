@@ -43,13 +43,31 @@ static json_t *ability(const void *abilities, uint32_t i)
 		output_name(a->reason));
 }
 
+/* Takes object, to which it adds value under key. NULL without memory. */
+static json_t *with(json_t *object, const char *key, json_t *value)
+{
+	if (object && json_object_set_new(object, key, value) == 0)
+		return object;
+	json_decref(object);
+	return NULL;
+}
+
+static json_t *account(const struct weights_client_account *a)
+{
+	return json_pack("{s:I, s:I, s:I, s:I}", "budget_bytes", (json_int_t)a->budget_bytes,
+		"weights_bytes", (json_int_t)a->weights_bytes, "reserved_bytes",
+		(json_int_t)a->reserved_bytes, "n_waiting", (json_int_t)a->n_waiting);
+}
+
 static json_t *device(const struct weights_client_device *d)
 {
-	return json_pack("{s:o, s:o, s:o, s:b, s:o, s:o}", "name", output_name(d->name), "uuid",
-		output_name(status_names_uuid(d->uuid).text), "driver_uuid",
+	json_t *o = json_pack("{s:o, s:o, s:o, s:b, s:o, s:o}", "name", output_name(d->name),
+		"uuid", output_name(status_names_uuid(d->uuid).text), "driver_uuid",
 		output_name(status_names_uuid(d->driver_uuid).text), "software", d->software,
 		"heaps", array_of(d->heaps, d->n_heaps, heap), "abilities",
 		array_of(d->abilities, d->n_abilities, ability));
+
+	return d->has_account ? with(o, "account", account(&d->account)) : o;
 }
 
 static json_t *device_at(const void *devices, uint32_t i)
@@ -141,12 +159,14 @@ static json_t *worker(const struct weights_client_peer *p)
 {
 	const struct weights_client_report *r = &p->report;
 
-	return json_pack("{s:i, s:I, s:I, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "pid", p->pid,
-		"uid", (json_int_t)p->uid, "gid", (json_int_t)p->gid, "leases",
+	json_t *o = json_pack("{s:i, s:I, s:I, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "pid",
+		p->pid, "uid", (json_int_t)p->uid, "gid", (json_int_t)p->gid, "leases",
 		array_of(p->leases, p->n_leases, lease), "has_report", p->has_report, "kv_bytes",
 		(json_int_t)r->kv_bytes, "scratch_bytes", (json_int_t)r->scratch_bytes, "io_bytes",
 		(json_int_t)r->io_bytes, "n_sessions", (json_int_t)r->n_sessions, "attach_ns",
 		(json_int_t)r->attach_ns, "socket", output_name(r->socket));
+
+	return with(o, "reserved_bytes", json_integer((json_int_t)p->reserved_bytes));
 }
 
 static json_t *holder(const struct weights_client_peer *p)
@@ -220,7 +240,7 @@ static json_t *experts(const struct worker_client_experts *e)
 
 json_t *status_json_worker(const struct worker_client_status *s)
 {
-	return json_pack(
+	json_t *o = json_pack(
 		"{s:i, s:I, s:o, s:I, s:o, s:b, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
 		"s:I, s:I, s:b, s:o, s:o, s:o}",
 		"pid", s->pid, "uptime_ns", (json_int_t)s->uptime_ns, "model",
@@ -235,4 +255,6 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected,
 		"placed_weights", array_of(s->placed_weights, s->n_placed_weights, placed),
 		"streaming", streaming(s), "experts", experts(&s->experts));
+
+	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

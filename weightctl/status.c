@@ -31,6 +31,11 @@ static void print_device(const struct weights_client_device *d)
 				figure_bytes(h->usage_bytes).text);
 		putchar('\n');
 	}
+	if (d->has_account)
+		printf("  account: weights %s, reserved by workers %s, of %s; %" PRIu32 " wait\n",
+			figure_bytes(d->account.weights_bytes).text,
+			figure_bytes(d->account.reserved_bytes).text,
+			figure_bytes(d->account.budget_bytes).text, d->account.n_waiting);
 }
 
 /* The probe's questions, a row each; with the driver's words where the answer is no. */
@@ -139,7 +144,8 @@ static void print_peer(const struct weights_client_peer *p)
 		printf(" generation %" PRIu64 " for %s", p->leases[i].generation,
 			figure_time(p->leases[i].age_ns).text);
 	}
-	puts(p->n_leases ? "" : " no lease");
+	printf("%s; reserved %s\n", p->n_leases ? "" : " no lease",
+		figure_bytes(p->reserved_bytes).text);
 	if (!p->has_report)
 		return;
 	printf("  kv %s, scratch %s, io %s; %" PRIu32 " session%s; attached in %s; ",
@@ -202,8 +208,8 @@ static void print_worker(const struct worker_client_status *s)
 	output_clean(s->model);
 	printf(" generation %" PRIu64 " on ", s->generation);
 	output_clean(s->device);
-	printf("%s, weightd %s\n", s->software ? " (software)" : "",
-		s->weightd_connected ? "connected" : "gone");
+	printf("%s, weightd %s%s\n", s->software ? " (software)" : "",
+		s->weightd_connected ? "connected" : "gone", s->is_parked ? ", parked" : "");
 	printf("  attached in %s, ready after %s", figure_time(s->attach_ns).text,
 		figure_time(s->ready_ns).text);
 	if (s->first_token_ns)

@@ -7,6 +7,7 @@
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
+#include "weightd/admission.h"
 #include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
@@ -102,14 +103,17 @@ static int acquire_make_resident(
 {
 	struct service_generation *data = g->data;
 	bool is_foreign = slot == service_get_foreign_slot(s);
-	struct loader *loader = s->params->loaders[is_foreign ? 0 : slot];
 	int rc;
 
 	if (data->residencies[slot].is_loading)
 		return 0;
-	rc = loader_load(loader, g->id, data->source, is_foreign, ret_err);
-	if (rc == 0)
-		data->residencies[slot].is_loading = true;
+	data->residencies[slot].is_loading = true;
+	if (is_foreign)
+		rc = loader_load(s->params->loaders[0], g->id, data->source, true, ret_err);
+	else
+		rc = admission_load(s, g->id, slot, ret_err);
+	if (rc < 0)
+		data->residencies[slot].is_loading = false;
 	return rc;
 }
 

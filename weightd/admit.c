@@ -8,6 +8,7 @@
 
 #include "proto/util/err.h"
 #include "proto/util/log.h"
+#include "weightd/admission.h"
 #include "weightd/evict.h"
 #include "weightd/export.h"
 #include "weightd/holders.h"
@@ -15,158 +16,166 @@
 #include "weightd/outcome.h"
 #include "weightd/service-internal.h"
 
-/* What could go for a load. */
+/* What could go for others. */
 struct admit_choice {
 	uint32_t n;
 	struct evict_candidate candidates[REGISTRY_MAX_GENERATIONS]; /* who goes first first */
 	uint64_t ids[REGISTRY_MAX_GENERATIONS];
-	uint64_t old;       /* what the load replaces, while somebody has it; else 0 */
-	uint64_t old_bytes; /* that it would give back */
 };
 
-/* Of the first device, where every load goes. */
-static uint64_t admit_get_bytes(const struct registry_generation *g)
+static uint64_t admit_get_bytes(const struct registry_generation *g, uint32_t slot)
 {
 	const struct service_generation *data = g->data;
+	const struct export *e = data->residencies[slot].export;
 
-	return data->residencies[0].export ? data->residencies[0].export->device_bytes : 0;
+	return e ? export_count_device_bytes(e) : 0;
 }
 
-static void admit_add(struct admit_choice *c, const struct registry_generation *g)
+/* Does a load replace it? */
+static bool admit_is_replaced(struct service *s, const struct registry_generation *g)
 {
-	c->candidates[c->n] = (struct evict_candidate){.n_bytes = admit_get_bytes(g)};
-	c->ids[c->n++] = g->id;
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *load = registry_at(s->registry, i);
+		if (load->id != g->id && load->state == REGISTRY_LOADING &&
+			!strcmp(load->model, g->model))
+			return true;
+	}
+	return false;
 }
 
-/* What a load replaces goes anyway: before others where nobody has it, last where somebody must
- * let go of it first. */
-static void admit_list(struct service *s, uint64_t id, struct admit_choice *c)
+/* An Acquire waits for it on another device. */
+static bool admit_is_awaited(const struct service *s, const struct registry_generation *g)
 {
-	const struct registry_generation *load = registry_find(s->registry, id);
-	const struct registry_generation *g = NULL, *old = NULL;
+	const struct service_generation *data = g->data;
+	const struct service_wait *w;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		if (data->residencies[i].is_loading || data->residencies[i].is_copying)
+			return true;
+	TAILQ_FOREACH(w, &s->waits, entry)
+	if (!strcmp(w->model, g->model))
+		return true;
+	return false;
+}
+
+static void admit_list(struct service *s, uint32_t slot, struct admit_choice *c)
+{
+	const struct registry_generation *g;
 
 	c->n = 0;
-	c->old = c->old_bytes = 0;
+	/* What a load replaces goes anyway. */
+	for (int is_replaced = 1; is_replaced >= 0; is_replaced--)
+		for (g = NULL; (g = registry_find_idle(s->registry, g));) {
+			if (admit_is_replaced(s, g) != is_replaced ||
+				(!is_replaced && admit_is_awaited(s, g)))
+				continue;
+			c->candidates[c->n] =
+				(struct evict_candidate){.n_bytes = admit_get_bytes(g, slot)};
+			c->ids[c->n++] = g->id;
+		}
+}
+
+/* What the load replaces while somebody has it; NULL. */
+static const struct registry_generation *admit_find_old(struct service *s, uint64_t id)
+{
+	const struct registry_generation *load = registry_find(s->registry, id);
+	const struct registry_generation *old = NULL;
+
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-		g = registry_at(s->registry, i);
+		const struct registry_generation *g = registry_at(s->registry, i);
 		if (g->id != id && g->state == REGISTRY_READY && !strcmp(g->model, load->model))
 			old = g;
 	}
-	if (old && old->n_leases == 0 && old->n_holds == 0) {
-		admit_add(c, old);
-	} else if (old) {
-		c->old = old->id;
-		c->old_bytes = admit_get_bytes(old);
-	}
-	for (g = NULL; (g = registry_find_idle(s->registry, g));)
-		if (g != old)
-			admit_add(c, g);
+	return old && old->n_leases + old->n_holds > 0 ? old : NULL;
 }
 
-static int admit_ask(struct service *s, uint64_t id, uint64_t may_free_bytes, struct err *ret_err)
+uint64_t admit_count(struct service *s, uint64_t id, uint32_t slot)
 {
-	const struct service_generation *data = registry_find(s->registry, id)->data;
-	const struct loader_request request = {
-		.goal = data->is_heating ? LOAD_HEAT : LOAD_NEW,
-		.generation = id,
-		.source = data->source,
-		.may_free_bytes = may_free_bytes,
-	};
-
-	return loader_ask(s->params->loaders[0], &request, ret_err);
-}
-
-int admit_begin(struct service *s, uint64_t id, struct err *ret_err)
-{
+	const struct registry_generation *old = admit_find_old(s, id);
+	uint64_t n_bytes = old ? admit_get_bytes(old, slot) : 0;
 	struct admit_choice c;
-	uint64_t n_bytes;
 
-	admit_list(s, id, &c);
-	n_bytes = c.old_bytes;
+	admit_list(s, slot, &c);
 	for (uint32_t i = 0; i < c.n; i++)
 		n_bytes += c.candidates[i].n_bytes;
-	return admit_ask(s, id, n_bytes, ret_err);
+	return n_bytes;
 }
 
-/* As if the loader had said so. */
-static void admit_fail(struct service *s, uint64_t id, int code, const struct err *err)
+static void admit_retire(struct service *s, uint64_t id, const struct admit_choice *c)
 {
-	struct registry_generation *g = registry_find(s->registry, id);
-	const struct service_generation *data = g->data;
-	const struct loader_result r = {.kind = LOADER_FAILED,
-		.goal = data->is_heating ? LOAD_HEAT : LOAD_NEW,
-		.generation = id,
-		.code = code,
-		.err = *err};
+	const struct registry_generation *load = registry_find(s->registry, id);
+	char whom[REGISTRY_NAME_MAX + 32] = "workers";
 
-	outcome_fail(s, g, &r);
-}
-
-static void admit_evict(struct service *s, uint64_t id, const struct admit_choice *c)
-{
+	if (load)
+		snprintf(whom, sizeof(whom), "generation %llu of %s", (unsigned long long)id,
+			load->model);
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct registry_generation *g = registry_find(s->registry, c->ids[i]);
 		if (!c->candidates[i].is_chosen)
 			continue;
-		log_info("model %s: generation %llu makes room for generation %llu of %s: unused "
-			 "for %.1f s, %llu bytes on the device",
-			g->model, (unsigned long long)g->id, (unsigned long long)id,
-			registry_find(s->registry, id)->model,
+		log_info("model %s: generation %llu makes room for %s: unused for %.1f s, %llu "
+			 "bytes on the device",
+			g->model, (unsigned long long)g->id, whom,
 			(double)(service_now_ns() - g->used_ns) / 1e9,
 			(unsigned long long)c->candidates[i].n_bytes);
 		registry_retire(s->registry, g->id);
 	}
 }
 
-/* It is still to be let go of by somebody. */
-static void admit_drain(struct service *s, uint64_t id, uint64_t old)
-{
-	const struct registry_generation *g = registry_find(s->registry, id);
-	const struct registry_generation *before = registry_find(s->registry, old);
-
-	log_info("model %s: generation %llu drains first: there is no room for generation %llu "
-		 "beside it",
-		g->model, (unsigned long long)old, (unsigned long long)id);
-	((struct service_generation *)g->data)->waits_for = old;
-	service_tell_holders(s, old,
-		&(struct rpc_reply_event){.kind = RPC_REPLY_PRESSURE,
-			.model = before->model,
-			.generation = old,
-			.text = "a generation that follows needs its memory"});
-	registry_retire(s->registry, old);
-}
-
-void admit_make_room(struct service *s, uint64_t id, const struct loader_result *r)
+bool admit_evict(struct service *s, uint64_t id, uint32_t slot, uint64_t n_bytes)
 {
 	struct admit_choice c;
-	struct err err = ERR_NULL;
-	uint64_t n_bytes = r->short_bytes;
-	int rc;
 
-	if (!registry_is_wanted(s->registry, id)) {
-		rc = err_set(&err, ECANCELED, "the load was given up");
-		admit_fail(s, id, rc, &err);
-		return;
+	admit_list(s, slot, &c);
+	if (!evict_choose(c.candidates, c.n, n_bytes))
+		return false;
+	admit_retire(s, id, &c);
+	service_collect(s);
+	return true;
+}
+
+/* Its workers park when they are idle. */
+static void admit_press(struct service *s, const struct registry_generation *g)
+{
+	service_tell_holders(s, g->id,
+		&(struct rpc_reply_event){.kind = RPC_REPLY_PRESSURE,
+			.model = g->model,
+			.generation = g->id,
+			.text = "a generation that follows needs its memory"});
+}
+
+bool admit_drain(struct service *s, uint64_t id, uint64_t n_bytes)
+{
+	const struct registry_generation *g = registry_find(s->registry, id);
+	const struct registry_generation *old = admit_find_old(s, id);
+	struct admit_choice c;
+
+	if (!old)
+		return false;
+	uint64_t old_bytes = admit_get_bytes(old, 0);
+	admit_list(s, 0, &c);
+	if (!evict_choose(c.candidates, c.n, n_bytes < old_bytes ? 0 : n_bytes - old_bytes))
+		return false;
+	admit_retire(s, id, &c);
+	log_info("model %s: generation %llu drains first: there is no room for generation %llu "
+		 "beside it",
+		g->model, (unsigned long long)old->id, (unsigned long long)id);
+	((struct service_generation *)g->data)->waits_for = old->id;
+	admit_press(s, old);
+	registry_retire(s->registry, old->id);
+	service_collect(s);
+	return true;
+}
+
+void admit_tick(struct service *s)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct service_generation *data = registry_at(s->registry, i)->data;
+		const struct registry_generation *g =
+			data->waits_for ? registry_find(s->registry, data->waits_for) : NULL;
+		if (g)
+			admit_press(s, g);
 	}
-	admit_list(s, id, &c);
-	bool is_enough = evict_choose(c.candidates, c.n, n_bytes);
-	bool drains = false;
-	if (!is_enough && c.old) {
-		n_bytes -= n_bytes < c.old_bytes ? n_bytes : c.old_bytes;
-		is_enough = drains = evict_choose(c.candidates, c.n, n_bytes);
-	}
-	if (is_enough)
-		admit_evict(s, id, &c);
-	if (drains)
-		admit_drain(s, id, c.old);
-	if (is_enough)
-		service_collect(s);
-	if (drains)
-		return;
-	/* Somebody took a lease meanwhile: what there is has to do. */
-	rc = is_enough ? admit_begin(s, id, &err) : admit_ask(s, id, 0, &err);
-	if (rc < 0)
-		admit_fail(s, id, rc, &err);
 }
 
 /* One that has ended its waiting; 0: none. */
@@ -193,11 +202,11 @@ void admit_resume(struct service *s)
 
 		((struct service_generation *)g->data)->waits_for = 0;
 		if (registry_is_wanted(s->registry, id))
-			rc = admit_begin(s, id, &err);
+			rc = admission_load(s, id, 0, &err);
 		else
 			rc = err_set(&err, ECANCELED, "the load was given up");
 		if (rc < 0)
-			admit_fail(s, id, rc, &err);
+			outcome_fail(s, 0, id, rc, &err);
 	}
 }
 
@@ -216,7 +225,7 @@ int admit_heat(struct service *s, const char *model, struct err *ret_err)
 	data->is_heating = true;
 	data->started_ns = service_now_ns();
 	data->loaded_bytes = 0;
-	int rc = admit_begin(s, id, ret_err);
+	int rc = admission_load(s, id, 0, ret_err);
 	if (rc < 0) {
 		data->is_heating = false;
 		registry_chilled(s->registry, id);
@@ -263,11 +272,11 @@ void admit_explain(struct service *s, uint64_t id, struct err *err)
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
 		const char *by = " by pid ";
-		if (g->id == id || admit_get_bytes(g) == 0)
+		if (g->id == id || admit_get_bytes(g, 0) == 0)
 			continue;
 		admit_print(&t, "%s%s generation %llu, %llu bytes, %s",
 			is_first ? "; there are " : "; ", g->model, (unsigned long long)g->id,
-			(unsigned long long)admit_get_bytes(g),
+			(unsigned long long)admit_get_bytes(g, 0),
 			g->is_pinned          ? "pinned"
 			: registry_is_idle(g) ? "idle"
 					      : "held");

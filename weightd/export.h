@@ -86,6 +86,18 @@ static inline bool export_has_memory(const struct export_alloc *a)
 	return a->main.handle == EXPORT_OPAQUE_FD || a->main.handle == EXPORT_DMA_BUF;
 }
 
+/* What of it is the device's own memory, and not the host's. */
+static inline uint64_t export_count_device_bytes(const struct export *e)
+{
+	uint64_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		if (export_has_memory(&e->allocs[i]) &&
+			e->allocs[i].placement == MANIFEST_PLACEMENT_DEVICE)
+			n_bytes += e->allocs[i].n_bytes;
+	return n_bytes;
+}
+
 /* n_allocs empty allocations. */
 int must_check export_new(uint32_t n_allocs, struct source *source, struct export **ret_export);
 

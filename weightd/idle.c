@@ -28,7 +28,8 @@ static void idle_cool(struct service *s, uint64_t id, const char *where)
 		return;
 	g = registry_find(s->registry, id);
 	struct service_generation *data = g->data;
-	uint64_t n_bytes = service_release_exports(s, data);
+	uint64_t n_bytes = service_release_exports(s, id, data);
+	g = registry_find(s->registry, id); /* others may have gone for who waits: it may move */
 	log_info("model %s: generation %llu is warm: unused for %.1f s, %llu bytes of devices are "
 		 "free, it is ready in %s",
 		g->model, (unsigned long long)id, (double)(service_now_ns() - g->used_ns) / 1e9,
@@ -39,8 +40,11 @@ static void idle_begin(struct service *s, struct registry_generation *g)
 {
 	struct service_generation *data = g->data;
 	struct err err = ERR_NULL;
-	const struct loader_request request = {
-		.goal = LOAD_COOL, .generation = g->id, .source = data->source, .is_foreign = true};
+	const struct loader_request request = {.goal = LOAD_COOL,
+		.generation = g->id,
+		.source = data->source,
+		.is_foreign = true,
+		.room_bytes = UINT64_MAX};
 
 	/* Full of loads: there is another second. */
 	if (loader_ask(s->params->loaders[0], &request, &err) == 0)

@@ -51,7 +51,11 @@ static void load_fini(struct load *l)
 
 uint32_t load_find_heap(const struct vk_device *d)
 {
-	const struct vk_device_info *info = vk_device_get_info(d);
+	return load_find_largest_heap(vk_device_get_info(d));
+}
+
+uint32_t load_find_largest_heap(const struct vk_device_info *info)
+{
 	uint32_t best = 0;
 	uint64_t n_bytes = 0;
 
@@ -82,6 +86,10 @@ static void load_set_device_limits(const struct load *l, struct placement_limits
 	uint64_t budget = info->has_memory_budget ? heaps[heap].budget_bytes : heaps[heap].n_bytes;
 	uint64_t used = info->has_memory_budget ? heaps[heap].usage_bytes : params->heap_used_bytes;
 	limits->free_bytes = budget > used ? budget - used : 0;
+	/* The account has left the reserve out already, the placement will do so again. */
+	if (params->room_bytes < UINT64_MAX - params->policy->reserve_bytes &&
+		params->room_bytes + params->policy->reserve_bytes < limits->free_bytes)
+		limits->free_bytes = params->room_bytes + params->policy->reserve_bytes;
 	limits->used_bytes = params->heap_used_bytes;
 	limits->device = info->name;
 	limits->has_device = true;

@@ -21,6 +21,7 @@ struct source;
 struct upload;
 struct sum_key;
 struct vk_device;
+struct vk_device_info;
 
 /* What importers on the device can do, beyond device memory; from the probe. Mappings are shared.
  */
@@ -51,8 +52,9 @@ struct load_params {
 	struct load_abilities abilities;
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
-	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	uint64_t may_free_bytes;  /* of it, that others would give back: see LOAD_SHORT */
+	uint64_t room_bytes;      /* of the device, at most; 0: none */
+	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool *may_import;         /* heating by imports; false once the driver has refused one */
 	bool use_pread;
 	const struct sum_key *key;
@@ -68,6 +70,7 @@ enum {
 
 /* Index of the largest device-local heap: where weights go. */
 uint32_t load_find_heap(const struct vk_device *d);
+uint32_t load_find_largest_heap(const struct vk_device_info *info);
 
 /*
  * Everything is freed on failure; ret_err has the sentence. -EINVAL, -ENOTSUP: the file; -E2BIG,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "weightd/loader.h"
+#include "weightd/loader-internal.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -28,61 +28,6 @@ enum {
 	LOADER_PROGRESS_NS = 50 * 1000 * 1000,
 };
 
-/* A job becomes its own result, so that telling of it cannot fail. */
-struct loader_job {
-	/* A reference; NULL: to be checked, or what is adopted is in the result. */
-	struct source *source;
-	struct loader_window *windows; /* of a copy, owned; NULL: a load or a check */
-	uint32_t n_windows;
-	struct export *export; /* of a check; borrowed from the list of what lives */
-	uint64_t may_free_bytes;
-	struct loader_result result;
-	TAILQ_ENTRY(loader_job) entry;
-};
-
-TAILQ_HEAD(loader_jobs, loader_job);
-TAILQ_HEAD(loader_exports, export);
-
-struct loader {
-	struct loader_params params;
-	pthread_t thread;
-	bool is_started; /* the thread, not the device */
-	int event_fd;
-	struct vk_device_info info;
-	bool has_probe; /* the loop thread's, with the probe */
-	struct vk_probe probe;
-	atomic_bool is_given_up; /* the running job, or everything */
-
-	/* The loader thread's. */
-	struct vk_device *device;
-	bool may_import;     /* a memfd, to heat; false once the driver has refused */
-	struct upload *ring; /* of the device; NULL: not made yet */
-	struct checker checker;
-	uint64_t progress_bytes;
-	uint64_t progress_ns;
-
-	pthread_mutex_t mutex; /* guards what follows */
-	pthread_cond_t cond;
-	bool is_stopping;
-	bool is_open; /* the thread has tried to open its device: open_code, open_err */
-	int open_code;
-	struct err open_err;
-	bool wants_heaps;
-	bool is_job_next; /* whoever asks for heaps all the time stops no load */
-	uint32_t n_jobs;
-	uint64_t running; /* generation, 0: none */
-	struct loader_jobs jobs;
-	struct loader_jobs done;
-	struct loader_jobs dropped; /* sources alone */
-	struct load_abilities abilities;
-	struct loader_exports live;  /* exports that have memory on the device */
-	struct loader_exports freed; /* to be freed by the thread */
-	bool has_progress;
-	struct loader_result progress;
-	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
-	uint64_t weights_bytes[VK_DEVICE_MAX_HEAPS];
-};
-
 static uint64_t loader_now_ns(void)
 {
 	struct timespec t;
@@ -91,7 +36,7 @@ static uint64_t loader_now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-static void loader_tell(struct loader *l)
+void loader_tell(struct loader *l)
 {
 	uint64_t one = 1;
 
@@ -181,8 +126,13 @@ static void loader_lose_device(struct loader *l)
 			break;
 		export_drop_memory(e);
 	}
-	while ((e = loader_take_freed(l)))
+	while ((e = loader_take_freed(l))) {
+		uint64_t n_bytes = export_count_device_bytes(e);
 		export_free(e);
+		pthread_mutex_lock(&l->mutex);
+		l->n_freed_bytes += n_bytes;
+		pthread_mutex_unlock(&l->mutex);
+	}
 	l->ring = upload_free(l->ring);
 	checker_drop_device(&l->checker);
 	l->device = vk_device_free(l->device);
@@ -262,6 +212,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 			.abilities = *abilities,
 			.alloc_bytes = l->params.alloc_bytes,
 			.window_bytes = l->params.window_bytes,
+			.room_bytes = r->room_bytes,
 			.heap_used_bytes = heap_used_bytes,
 			.use_pread = l->params.use_pread,
 			.key = l->params.key,
@@ -275,6 +226,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 		r->kind = LOADER_COOL;
 	if (rc == LOAD_SHORT) {
 		r->kind = LOADER_SHORT;
+		rc = 0;
 	} else if (rc > 0) { /* FILL_DEVICE_LOST, LOAD_DEVICE_LOST */
 		rc = err_set(&r->err, EIO, "the device was lost while it loaded");
 		loader_lose_device(l);
@@ -333,7 +285,7 @@ static void loader_run_copy(struct loader *l, struct loader_job *job)
 
 /* ---- checks ---- */
 
-static struct loader_job *loader_make_check(const struct export *e, uint64_t tag)
+struct loader_job *loader_make_check(const struct export *e, uint64_t tag)
 {
 	struct loader_job *job = calloc(1, sizeof(*job));
 
@@ -350,7 +302,7 @@ static struct loader_job *loader_make_check(const struct export *e, uint64_t tag
 	return job;
 }
 
-static struct loader_job *loader_free_job(struct loader_job *job)
+struct loader_job *loader_free_job(struct loader_job *job)
 {
 	source_unref(job->source);
 	free(job->windows);
@@ -422,11 +374,14 @@ static bool loader_step(struct loader *l)
 	struct loader_job *dropped = TAILQ_FIRST(&l->dropped);
 
 	if (e) {
+		uint64_t n_bytes = export_count_device_bytes(e);
 		TAILQ_REMOVE(&l->freed, e, entry);
 		pthread_mutex_unlock(&l->mutex);
 		export_free(e);
 		pthread_mutex_lock(&l->mutex);
+		l->n_freed_bytes += n_bytes;
 		l->wants_heaps = true;
+		loader_tell(l);
 	} else if (dropped) {
 		TAILQ_REMOVE(&l->dropped, dropped, entry);
 		pthread_mutex_unlock(&l->mutex);
@@ -666,125 +621,6 @@ const struct vk_probe *loader_get_probe(const struct loader *l)
 	return l->has_probe ? &l->probe : NULL;
 }
 
-/* Takes the job, or frees it. */
-static int loader_add_job(struct loader *l, struct loader_job *job, struct err *ret_err)
-{
-	pthread_mutex_lock(&l->mutex);
-	bool is_full = l->n_jobs >= LOADER_MAX_JOBS;
-	if (!is_full) {
-		l->n_jobs++;
-		TAILQ_INSERT_TAIL(&l->jobs, job, entry);
-		pthread_cond_broadcast(&l->cond);
-	}
-	pthread_mutex_unlock(&l->mutex);
-	if (!is_full)
-		return 0;
-	loader_free_job(job);
-	return err_set(ret_err, EBUSY, "load: %d jobs are waiting, the most", LOADER_MAX_JOBS);
-}
-
-int loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *ret_err)
-{
-	struct loader_job *job = loader_make_check(e, tag);
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "check: out of memory");
-	job->export = e;
-	return loader_add_job(l, job, ret_err);
-}
-
-int loader_load(struct loader *l, uint64_t generation, struct source *source, bool is_foreign,
-	struct err *ret_err)
-{
-	const struct loader_request request = {
-		.generation = generation, .source = source, .is_foreign = is_foreign};
-
-	return loader_ask(l, &request, ret_err);
-}
-
-int loader_ask(struct loader *l, const struct loader_request *request, struct err *ret_err)
-{
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->may_free_bytes = request->may_free_bytes;
-	job->result.goal = request->goal;
-	job->result.generation = request->generation;
-	job->result.is_foreign = request->is_foreign;
-	job->source = source_ref(request->source);
-	return loader_add_job(l, job, ret_err);
-}
-
-void loader_drop_source(struct loader *l, struct source *source)
-{
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job) { /* slowly, but not for ever */
-		source_drop_staged(source);
-		source_unref(source);
-		return;
-	}
-	job->source = source;
-	pthread_mutex_lock(&l->mutex);
-	TAILQ_INSERT_TAIL(&l->dropped, job, entry);
-	pthread_cond_broadcast(&l->cond);
-	pthread_mutex_unlock(&l->mutex);
-}
-
-int loader_adopt(struct loader *l, uint64_t generation, struct export *e, bool is_foreign,
-	struct err *ret_err)
-{
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->result.generation = generation;
-	job->result.is_foreign = is_foreign;
-	job->result.export = e;
-	return loader_add_job(l, job, ret_err);
-}
-
-int loader_copy(struct loader *l, uint64_t generation, struct source *source,
-	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err)
-{
-	struct loader_job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	job->windows = calloc(n_windows, sizeof(*windows));
-	if (!job->windows) {
-		free(job);
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	}
-	memcpy(job->windows, windows, n_windows * sizeof(*windows));
-	job->n_windows = n_windows;
-	job->result.generation = generation;
-	job->source = source_ref(source);
-	return loader_add_job(l, job, ret_err);
-}
-
-void loader_cancel(struct loader *l, uint64_t generation)
-{
-	struct loader_job *job;
-
-	pthread_mutex_lock(&l->mutex);
-	if (l->running == generation)
-		atomic_store(&l->is_given_up, true);
-	TAILQ_FOREACH(job, &l->jobs, entry)
-	if (job->result.generation == generation && !job->export)
-		break;
-	if (job) {
-		TAILQ_REMOVE(&l->jobs, job, entry);
-		l->n_jobs--;
-		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;
-		job->result.code = err_set(&job->result.err, ECANCELED, "the load was given up");
-		TAILQ_INSERT_TAIL(&l->done, job, entry);
-		loader_tell(l);
-	}
-	pthread_mutex_unlock(&l->mutex);
-}
-
 /* Under the mutex: nobody is to check what is about to be freed. */
 static void loader_drop_checks(struct loader *l, const struct export *e)
 {
@@ -812,6 +648,15 @@ void loader_release(struct loader *l, struct export *e)
 	TAILQ_INSERT_TAIL(&l->freed, e, entry);
 	pthread_cond_broadcast(&l->cond);
 	pthread_mutex_unlock(&l->mutex);
+}
+
+uint64_t loader_take_freed_bytes(struct loader *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	uint64_t n_bytes = l->n_freed_bytes;
+	l->n_freed_bytes = 0;
+	pthread_mutex_unlock(&l->mutex);
+	return n_bytes;
 }
 
 bool loader_take_result(struct loader *l, struct loader_result *ret_result)

@@ -79,6 +79,7 @@ struct loader_request {
 	uint64_t generation;
 	struct source *source; /* referenced */
 	bool is_foreign;
+	uint64_t room_bytes;     /* of the device, at most; UINT64_MAX: as its driver says */
 	uint64_t may_free_bytes; /* others on the device would give them: LOADER_SHORT */
 };
 int must_check loader_ask(
@@ -113,6 +114,9 @@ void loader_cancel(struct loader *l, uint64_t generation);
 /* Takes the export and frees it on the loader thread, before any load that was asked for later. */
 void loader_release(struct loader *l, struct export *e);
 
+/* Bytes of the device's memory that released exports had and that are free by now, since the last
+ * call. */
+uint64_t loader_take_freed_bytes(struct loader *l);
 /*
  * Every sum of the export made anew and compared; answered by LOADER_CHECKED with the tag, not 0.
  * One that is released before its turn is answered with -ECANCELED. -EBUSY, -ENOMEM as above.
@@ -135,6 +139,7 @@ struct loader_result {
 	enum load_goal goal;
 	uint64_t generation;
 	bool is_foreign;
+	uint64_t room_bytes; /* as it was given */
 	uint64_t short_bytes;
 	uint64_t loaded_bytes;
 	uint64_t total_bytes;

@@ -58,8 +58,12 @@ static const char usage[] =
 	"Placement: tensors stay on the device until its room is spent; experts leave first, then\n"
 	"layers from the last. What leaves is pinned, else staged, else paged.\n"
 	"  --vram-budget BYTES       at most that many bytes of weights on a device\n"
+	"  --device-budget BYTES     at most that many of a device in all: weights, and what "
+	"workers\n"
+	"                            reserve; default what the driver has\n"
 	"  --host-budget BYTES       at most that many in host memory\n"
-	"  --reserve BYTES           of what is free on a device, left to others\n"
+	"  --reserve BYTES           of what is free on a device, left to others than weightd's "
+	"workers\n"
 	"  --place PATTERN=PLACEMENT tensors whose names match (as file names in a shell) are "
 	"device,\n"
 	"                            pinned (the file's own pages), staged (one copy in host\n"
@@ -134,6 +138,7 @@ enum option_id {
 	OPTION_PLACE,
 	OPTION_EXPERTS,
 	OPTION_VRAM_BUDGET,
+	OPTION_DEVICE_BUDGET,
 	OPTION_HOST_BUDGET,
 	OPTION_RESERVE,
 	OPTION_PIN_WRITABLE,
@@ -221,6 +226,9 @@ static int parse_placement(struct options *o, int id, const char *value, struct 
 	case OPTION_EXPERTS: return policy_parse_experts(value, ret_err, &o->policy.experts);
 	case OPTION_VRAM_BUDGET:
 		return policy_parse_bytes("--vram-budget", value, ret_err, &o->policy.vram_budget);
+	case OPTION_DEVICE_BUDGET:
+		return policy_parse_bytes(
+			"--device-budget", value, ret_err, &o->policy.device_budget);
 	case OPTION_HOST_BUDGET:
 		return policy_parse_bytes("--host-budget", value, ret_err, &o->policy.host_budget);
 	case OPTION_RESERVE:
@@ -297,6 +305,7 @@ static int parse_options(int argc, char **argv, struct options *o)
 		{"place", required_argument, NULL, OPTION_PLACE},
 		{"experts", required_argument, NULL, OPTION_EXPERTS},
 		{"vram-budget", required_argument, NULL, OPTION_VRAM_BUDGET},
+		{"device-budget", required_argument, NULL, OPTION_DEVICE_BUDGET},
 		{"host-budget", required_argument, NULL, OPTION_HOST_BUDGET},
 		{"reserve", required_argument, NULL, OPTION_RESERVE},
 		{"pin-writable", required_argument, NULL, OPTION_PIN_WRITABLE},

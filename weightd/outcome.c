@@ -9,6 +9,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/idle.h"
@@ -80,10 +81,10 @@ static bool outcome_heat_again(struct service *s, uint64_t id, const struct load
 		return false;
 	data->is_second_heat = true;
 	outcome_lose_device(s, 0);
-	return admit_begin(s, id, &err) == 0;
+	return admission_load(s, id, 0, &err) == 0;
 }
 
-void outcome_fail(
+static void outcome_on_failed(
 	struct service *s, const struct registry_generation *g, const struct loader_result *r)
 {
 	struct service_generation *data = g->data;
@@ -101,8 +102,10 @@ void outcome_fail(
 	err_prefix(&err, "model %s", model);
 	/* Who has the memory is for who loads and for the log: others may not see those. */
 	struct err explained = err;
-	if (code == -ENOMEM)
+	if (code == -ENOMEM) {
 		admit_explain(s, id, &explained);
+		admission_explain(s, 0, &explained);
+	}
 	if (!data->is_own || code == -ECANCELED) /* else its one line is that of weightd's end */
 		log_warn("%s", explained.text);
 	outcome_answer(s, id, data, code, &explained);
@@ -173,8 +176,7 @@ void outcome_summarize(struct service_generation *data)
 	summary->n_tensors = e->n_tensors;
 }
 
-/* Who has an older one may go over to the new one. */
-static void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
+void outcome_tell_replaced(struct service *s, const struct registry_generation *g)
 {
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *old = registry_at(s->registry, i);
@@ -253,10 +255,25 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 		return;
 	}
 	err_prefix(&err, "model %s", model);
-	log_warn("%s", err.text);
+	/* For the log: whoever waits for it may not see those who hold. */
+	struct err explained = err;
+	if (r->code == -ENOMEM)
+		admission_explain(s, slot, &explained);
+	log_warn("%s", explained.text);
 	if (r->kind == LOADER_LOST)
 		outcome_lose_device(s, slot);
 	acquire_fail(s, model, slot, r->code, &err);
+}
+
+/* Does anybody still want what is short of room? */
+static bool outcome_is_wanted(
+	const struct service *s, const struct registry_generation *g, uint32_t slot)
+{
+	if (!g)
+		return false;
+	if (g->is_filling)
+		return registry_is_wanted(s->registry, g->id);
+	return ((const struct service_generation *)g->data)->residencies[slot].is_loading;
 }
 
 /* Windows of the file were copied for who does not take them from there; it takes memory. */
@@ -307,6 +324,18 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 			outcome_lose_device(s, i);
 		return;
 	}
+	if (r->kind == LOADER_SHORT) {
+		struct err err = ERR_NULL;
+		if (outcome_is_wanted(s, g, slot))
+			admission_on_short(s, r->generation, slot, r);
+		else
+			outcome_fail(s, i, r->generation,
+				err_set(&err, ECANCELED, "the load was given up"), &err);
+		return;
+	}
+	if (r->kind != LOADER_PROGRESS)
+		admission_settle(s, r->generation, slot, r->export);
+	g = registry_find(s->registry, r->generation); /* it may have moved */
 	if (g && !g->is_filling && r->kind != LOADER_PROGRESS &&
 		((struct service_generation *)g->data)->residencies[slot].is_loading) {
 		outcome_on_resident(s, g, slot, r);
@@ -314,25 +343,43 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	}
 	/* A progress may come behind the end that it was on the way to. */
 	if (!g || !g->is_filling) {
-		if (r->export)
+		if (r->export) {
 			loader_release(s->params->loaders[i], r->export);
+			admission_leave(s, r->generation, slot);
+		}
 		return;
 	}
 	switch (r->kind) {
 	case LOADER_PROGRESS: outcome_on_progress(s, g, r); break;
 	case LOADER_READY: outcome_on_ready(s, g, r); break;
-	case LOADER_SHORT: admit_make_room(s, g->id, r); break;
 	case LOADER_FAILED:
-	case LOADER_LOST: outcome_fail(s, g, r); break;
+	case LOADER_LOST: outcome_on_failed(s, g, r); break;
+	case LOADER_SHORT: /* above */
 	case LOADER_COOL:
 	case LOADER_COPIED: break; /* not of what is being filled */
 	case LOADER_CHECKED: break;
 	}
 }
 
+void outcome_fail(
+	struct service *s, uint32_t slot, uint64_t generation, int code, const struct err *err)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	const struct service_generation *data = g ? g->data : NULL;
+	const struct loader_result r = {.kind = LOADER_FAILED,
+		.goal = data && data->is_heating ? LOAD_HEAT : LOAD_NEW,
+		.generation = generation,
+		.code = code,
+		.err = *err};
+
+	outcome_take(s, slot, &r);
+}
+
 void outcome_dispatch(struct service *s)
 {
 	struct loader_result r;
+
+	admission_collect(s);
 
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
 		while (loader_take_result(s->params->loaders[i], &r))

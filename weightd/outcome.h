@@ -5,7 +5,9 @@
 /*
  * What became of loads: answers to who asked, leases for who waits, events, log lines. Loop thread.
  */
-struct loader_result;
+#include <stdint.h>
+
+struct err;
 struct registry_generation;
 struct service;
 struct service_generation;
@@ -13,11 +15,14 @@ struct service_generation;
 /* What is told of a generation also when it is warm, from its memory on the first device. */
 void outcome_summarize(struct service_generation *data);
 
+/* Who has an older one may go over to this one, which is ready. */
+void outcome_tell_replaced(struct service *s, const struct registry_generation *g);
+
 /* A loader has results. */
 void outcome_dispatch(struct service *s);
 
-/* The load of the generation has failed as r says. g is not to be used afterwards. */
+/* A load for the device of that slot has failed before its loader had it. code: -errno. */
 void outcome_fail(
-	struct service *s, const struct registry_generation *g, const struct loader_result *r);
+	struct service *s, uint32_t slot, uint64_t generation, int code, const struct err *err);
 
 #endif

@@ -28,6 +28,7 @@ struct policy_rule {
 
 struct policy {
 	uint64_t vram_budget;   /* bytes of weights on a device; 0: what is free */
+	uint64_t device_budget; /* of a device in all, workers among them; 0: the driver's */
 	uint64_t host_budget;   /* bytes of weights in host memory; 0: what is free */
 	uint64_t reserve_bytes; /* of what is free on a device, left to others */
 	enum policy_experts experts;

@@ -10,12 +10,14 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/process.h"
 #include "weightd/registry.h"
 #include "weightd/restart-internal.h"
+#include "weightd/resume.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/service-internal.h"
 #include "weightd/source.h"
@@ -137,6 +139,8 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 			rpc_reply_error(p, w->request, rc, &err);
 		else
 			rpc_reply_resumed(p, w->request, id, false);
+		if (rc == 0)
+			resume_tell_replaced(r->service, p, id);
 		TAILQ_REMOVE(&r->waits, w, entry);
 		free(w);
 	}
@@ -176,7 +180,7 @@ static void restart_lose(struct restart *r, struct restart_generation *g, const 
 	for (uint32_t i = r->n_absent; i > 0; i--)
 		restart_drop_absent_generation(r, i - 1, id);
 	if (g->data) {
-		(void)service_release_exports(r->service, g->data);
+		(void)service_release_exports(r->service, id, g->data);
 		service_free_generation(g->data);
 		g->data = NULL;
 	}
@@ -233,6 +237,8 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 		r->service, &(struct rpc_reply_event){
 				    .kind = RPC_REPLY_READY, .model = model, .generation = id});
 	restart_answer(r, id, NULL);
+	if (registry_find(r->service->registry, id)->state == REGISTRY_READY)
+		outcome_tell_replaced(r->service, registry_find(r->service->registry, id));
 	TAILQ_REMOVE(&r->coming, g, entry);
 	restart_settle_claim(r, g, true);
 	TAILQ_INSERT_TAIL(&r->coming, g, entry);
@@ -344,11 +350,14 @@ bool restart_take_result(struct restart *r, uint32_t loader, const struct loader
 	if (!g || g->n_importing == 0)
 		return false;
 	slot = result->is_foreign ? service_get_foreign_slot(r->service) : loader;
-	if (result->kind == LOADER_READY)
+	if (result->kind == LOADER_READY) {
 		g->data->residencies[slot].export = result->export;
-	else
+		admission_adopt(r->service, result->generation, slot, g->adopt->record.model,
+			result->export);
+	} else {
 		log_warn("model %s: generation %" PRIu64 ": %s", g->adopt->record.model,
 			g->adopt->record.id, result->err.text);
+	}
 	if (--g->n_importing > 0)
 		return true;
 	if (g->data->residencies[0].export) {

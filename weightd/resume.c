@@ -8,6 +8,7 @@
 #include "proto/fdlist.h"
 #include "proto/util/err.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
 #include "weightd/holders.h"
 #include "weightd/peer.h"
@@ -31,6 +32,19 @@ static bool resume_has_manifest(const struct service *s, const struct registry_g
 			return true;
 	}
 	return false;
+}
+
+void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation)
+{
+	const char *model = registry_find(s->registry, generation)->model;
+
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		if (g->id > generation && g->state == REGISTRY_READY && !strcmp(g->model, model))
+			rpc_reply_event(p, &(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
+						   .model = g->model,
+						   .generation = g->id});
+	}
 }
 
 /* It is there, or was never on its way. */
@@ -58,6 +72,7 @@ static int resume_lease(
 				.model = params->model,
 				.generation = params->generation,
 				.pid = p->pid});
+	resume_tell_replaced(s, p, params->generation);
 	return 0;
 }
 
@@ -86,12 +101,41 @@ static int resume_take(struct service *s, struct peer *p, const struct resume_pa
 	return rc;
 }
 
+/* It had a lease on the generation, of this weightd or of one before. */
+static bool resume_is_known(
+	const struct service *s, const struct peer *p, uint64_t holder, uint64_t generation)
+{
+	if (restart_is_holder(s->restart, p, generation))
+		return true;
+	for (uint32_t i = 0; i < registry_count_leases(s->registry) && holder; i++) {
+		const struct registry_lease *l = registry_lease_at(s->registry, i);
+		if (l->is_hold && l->peer == holder && l->generation == generation)
+			return true;
+	}
+	return false;
+}
+
+/* Its memory is there, whatever becomes of the lease. */
+static int resume_grant(
+	struct service *s, struct peer *p, const struct resume_params *params, struct err *ret_err)
+{
+	uint64_t holder = holders_find(s->params->holders, p);
+	const struct admission_params grant = {.device_uuid = params->device_uuid,
+		.model = params->model,
+		.n_bytes = params->n_reserved_bytes};
+
+	return admission_resume(
+		s, p, holder, resume_is_known(s, p, holder, params->generation), &grant, ret_err);
+}
+
 int resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
 	struct fdlist *fds, struct err *ret_err)
 {
 	enum restart_where where = restart_find(s->restart, params->generation);
 	int rc = shown_check(s->registry, p, params->model, ret_err);
 
+	if (rc == 0)
+		rc = resume_grant(s, p, params, ret_err);
 	if (rc < 0)
 		return rc;
 	/* What comes too late is closed with the packet. The last of several is answered. */

@@ -22,6 +22,7 @@ struct resume_params {
 	uint64_t generation;
 	const uint8_t *device_uuid; /* [16], the peer's */
 	const uint8_t *driver_uuid; /* [16] */
+	uint64_t n_reserved_bytes;  /* that it was granted on the device, as it says */
 	uint64_t manifest_inode;
 	uint32_t first; /* of the allocations beside it */
 	bool has_manifest;
@@ -31,9 +32,16 @@ struct resume_params {
 /*
  * Answers, now or when the generation is there, or takes what one packet of several brought. The
  * descriptors that it keeps are taken out of fds. -ENOENT: the generation is not to be had;
- * -EPERM: descriptors of a process that held nothing; -EINVAL: they are not what was exported.
+ * -EDQUOT: its grant; -EPERM: descriptors of a process that held nothing; -EINVAL: they are not
+ * what was exported.
  */
 int must_check resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
 	struct fdlist *fds, struct err *ret_err);
+
+/*
+ * The peer has its lease again, on a generation that was replaced perhaps while it could not hear
+ * of that.
+ */
+void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation);
 
 #endif

@@ -14,6 +14,8 @@
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
 #include "weightd/access.h"
+#include "weightd/account.h"
+#include "weightd/admission.h"
 #include "weightd/check.h"
 #include "weightd/export.h"
 #include "weightd/holders.h"
@@ -86,6 +88,17 @@ void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
 	done.generation = generation;
 	reply.body_case = WD__REPLY__BODY_DONE;
 	reply.done = &done;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Reserved reserved = WD__RESERVED__INIT;
+
+	reserved.n_bytes = n_bytes;
+	reply.body_case = WD__REPLY__BODY_RESERVED;
+	reply.reserved = &reserved;
 	reply_send(p, request, &reply, NULL, 0);
 }
 
@@ -535,12 +548,12 @@ static Wd__Peer *reply_make_leases(struct reply_arena *a, struct registry *r,
 	return m;
 }
 
-static Wd__Peer *reply_make_peer(struct reply_arena *a, struct registry *r,
+static Wd__Peer *reply_make_peer(struct reply_arena *a, const struct service *s,
 	const struct lease_index *index, const struct peer *p, uint64_t now_ns)
 {
 	const struct registry_lease *const *leases;
 	uint32_t n = lease_index_find(index, p->id, &leases);
-	Wd__Peer *m = reply_make_leases(a, r, leases, n, now_ns);
+	Wd__Peer *m = reply_make_leases(a, service_get_registry(s), leases, n, now_ns);
 
 	if (!m)
 		return NULL;
@@ -548,6 +561,7 @@ static Wd__Peer *reply_make_peer(struct reply_arena *a, struct registry *r,
 	m->uid = p->uid;
 	m->gid = p->gid;
 	m->role = (Wd__Role)p->role;
+	m->reserved_bytes = admission_count_grants(s, p);
 	if (p->has_report)
 		m->report = reply_make_report(a, p);
 	return a->is_failed ? NULL : m;
@@ -611,6 +625,21 @@ static void reply_status_add_model(
 	}
 }
 
+static void reply_add_account(struct reply_arena *a, const struct account *account, Wd__Device *d)
+{
+	struct account_figures f;
+
+	d->account = reply_arena_alloc(a, 1, sizeof(*d->account));
+	if (!d->account)
+		return;
+	account_get_figures(account, &f);
+	wd__account__init(d->account);
+	d->account->budget_bytes = f.n_budget_bytes;
+	d->account->weights_bytes = f.n_weights_bytes;
+	d->account->reserved_bytes = f.n_granted_bytes;
+	d->account->n_waiting = f.n_waiting;
+}
+
 static void reply_add_peer(struct reply_status *r, Wd__Peer *row)
 {
 	if (!row)
@@ -658,8 +687,12 @@ static void reply_add_devices(struct reply_arena *a, const struct service *s, Wd
 	const struct service_params *params = service_get_params(s);
 
 	status->devices = reply_arena_alloc(a, params->n_loaders, sizeof(Wd__Device *));
-	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++)
-		status->devices[status->n_devices++] = reply_make_device(a, params->loaders[i]);
+	for (uint32_t i = 0; i < params->n_loaders && !a->is_failed; i++) {
+		Wd__Device *d = reply_make_device(a, params->loaders[i]);
+		if (d)
+			reply_add_account(a, admission_get_account(s, i), d);
+		status->devices[status->n_devices++] = d;
+	}
 }
 
 void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
@@ -690,7 +723,7 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 		reply_status_add_model(&r, &arena, models[i]);
 	TAILQ_FOREACH(other, peers, entry)
 	if (!arena.is_failed && shown_peer(p, other))
-		reply_add_peer(&r, reply_make_peer(&arena, registry, &index, other, now_ns));
+		reply_add_peer(&r, reply_make_peer(&arena, s, &index, other, now_ns));
 	if (!arena.is_failed)
 		reply_add_holders(&r, &arena, s, now_ns);
 	if (arena.is_failed)

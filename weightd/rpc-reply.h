@@ -35,6 +35,8 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 void rpc_reply_described(
 	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
 
+/* n_bytes: that the peer has of the device from here on. */
+void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes);
 void rpc_reply_verified(
 	struct peer *p, uint64_t request, uint64_t generation, const struct check_report *report);
 

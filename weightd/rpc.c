@@ -12,6 +12,7 @@
 #include "proto/wire.h"
 #include "weightd/access.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
@@ -173,6 +174,27 @@ static int rpc_release(const struct rpc_call *call, struct err *ret_err)
 	return rc;
 }
 
+static int rpc_reserve(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Reserve *m = call->request->reserve;
+
+	if (m->device_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL, "Reserve: expected a uuid of %d bytes, found %zu",
+			RPC_UUID_BYTES, m->device_uuid.len);
+	if (m->least_bytes > m->n_bytes || m->n_bytes > INT64_MAX)
+		return err_set(ret_err, EINVAL,
+			"Reserve: expected at most %llu bytes, and no more as the least, found "
+			"%llu and %llu",
+			(unsigned long long)INT64_MAX, (unsigned long long)m->n_bytes,
+			(unsigned long long)m->least_bytes);
+	const struct admission_params params = {.request = call->request->id,
+		.device_uuid = m->device_uuid.data,
+		.n_bytes = m->n_bytes,
+		.n_least_bytes = m->least_bytes ? m->least_bytes : m->n_bytes,
+		.is_modest = m->modest};
+	return admission_reserve(call->service, call->peer, &params, ret_err);
+}
+
 static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->describe->model;
@@ -271,6 +293,7 @@ static int rpc_resume(const struct rpc_call *call, struct err *ret_err)
 		.generation = m->generation,
 		.device_uuid = m->device_uuid.data,
 		.driver_uuid = m->driver_uuid.data,
+		.n_reserved_bytes = m->n_reserved_bytes,
 		.manifest_inode = m->manifest_inode,
 		.first = m->first,
 		.has_manifest = m->has_manifest,
@@ -295,6 +318,7 @@ static const struct {
 	[WD__REQUEST__BODY_WATCH] = {rpc_watch, "Watch", false, false},
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false, false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false, false},
+	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false, false},
 	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
 	[WD__REQUEST__BODY_RESUME] = {rpc_resume, "Resume", true, false},
 };

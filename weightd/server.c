@@ -18,6 +18,7 @@
 #include "vk/device.h"
 #include "vk/probe.h"
 #include "weightd/access.h"
+#include "weightd/admission.h"
 #include "weightd/holders.h"
 #include "weightd/idle.h"
 #include "weightd/leave.h"
@@ -78,9 +79,9 @@ static void server_close_peer(struct server *s, struct peer *p)
 		log_debug("peer %llu, pid %d: dropped: %s", (unsigned long long)p->id, (int)p->pid,
 			p->broken.text);
 	p->is_broken = true;
-	bool has_leases = registry_count_peer(service_get_registry(s->service), p->id) > 0;
+	bool has_claims = service_has_claims(s->service, p);
 	peer_finish(p);
-	service_close(s->service, p, has_leases ? holders_add(s->holders, p) : 0);
+	service_close(s->service, p, has_claims ? holders_add(s->holders, p) : 0);
 	TAILQ_REMOVE(&s->peers, p, entry);
 	pace_forget(p->pace, p);
 	peer_free(p);
@@ -225,6 +226,7 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	service_check_files(s->service);
+	service_tick(s->service);
 	leave_check(s->service);
 	idle_check(s->service);
 	leftover_prune(s->leftover);
@@ -471,6 +473,7 @@ static int server_init(struct server *s, struct err *ret_err)
 		.idle_ns = s->params->idle_ns,
 		.idle_unload_ns = s->params->idle_unload_ns,
 		.account = &s->account,
+		.policy = s->params->policy,
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,
 		.own_fn = server_on_own_load,
@@ -478,6 +481,8 @@ static int server_init(struct server *s, struct err *ret_err)
 		.restart = s->restart,
 		.userdata = s};
 	rc = service_new(&s->service_params, &s->service);
+	if (rc == 0)
+		rc = admission_init(s->service);
 	if (rc == 0)
 		rc = server_init_events(s);
 	if (rc == 0)

@@ -23,7 +23,15 @@ struct service_wait {
 	TAILQ_ENTRY(service_wait) entry;
 };
 
+struct account;
 struct verify;
+
+/* A device's account and where it belongs. */
+struct service_room {
+	struct service *service;
+	uint32_t slot;
+	struct account *account;
+};
 
 struct service {
 	const struct service_params *params;
@@ -32,7 +40,8 @@ struct service {
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
-	TAILQ_HEAD(, verify) verifies; /* weightd/verify */
+	struct service_room rooms[SERVICE_MAX_DEVICES]; /* weightd/admission's */
+	TAILQ_HEAD(, verify) verifies;                  /* weightd/verify */
 	uint64_t last_verify;
 };
 
@@ -43,8 +52,9 @@ void service_tell(struct service *s, const struct rpc_reply_event *event);
 void service_tell_holders(
 	struct service *s, uint64_t generation, const struct rpc_reply_event *event);
 
-/* Each export back to the loader that made it. The bytes of devices that this gives back. */
-uint64_t service_release_exports(struct service *s, struct service_generation *data);
+/* Each export of generation id back to the loader that made it. The bytes of devices that this
+ * gives back. */
+uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data);
 
 /* What the last change freed goes to the loaders; the watchers are told. */
 void service_collect(struct service *s);

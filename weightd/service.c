@@ -9,6 +9,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
+#include "weightd/admission.h"
 #include "weightd/admit.h"
 #include "weightd/export.h"
 #include "weightd/leave.h"
@@ -72,6 +73,7 @@ struct service *service_free(struct service *s)
 	for (uint32_t i = 0; s->registry && i < registry_count(s->registry); i++)
 		service_free_generation(registry_at(s->registry, i)->data);
 	registry_free(s->registry);
+	admission_fini(s);
 	free(s);
 	return NULL;
 }
@@ -112,11 +114,12 @@ void service_tell_holders(
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->role == WORKER && registry_has_lease(s->registry, generation, p->id))
+	if (p->role == WORKER && registry_has_lease(s->registry, generation, p->id) &&
+		!(event->kind == RPC_REPLY_LOST && p->is_watching)) /* watchers hear of that */
 		rpc_reply_event(p, event);
 }
 
-uint64_t service_release_exports(struct service *s, struct service_generation *data)
+uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data)
 {
 	uint64_t n_bytes = 0;
 
@@ -127,6 +130,7 @@ uint64_t service_release_exports(struct service *s, struct service_generation *d
 		n_bytes += e->device_bytes;
 		loader_release(s->params->loaders[i % s->params->n_loaders], e);
 		data->residencies[i] = (struct service_residency){.export = NULL};
+		admission_leave(s, id, i);
 	}
 	return n_bytes;
 }
@@ -139,7 +143,7 @@ void service_collect(struct service *s)
 		struct service_generation *data = g.data;
 		/* Counted once, whatever it is resident for. */
 		uint64_t n_bytes = source_get_staged_bytes(data->source);
-		n_bytes += service_release_exports(s, data);
+		n_bytes += service_release_exports(s, g.id, data);
 		if (data->summary.architecture[0]) {
 			log_info("model %s: generation %llu is gone, %llu bytes are free", g.model,
 				(unsigned long long)g.id, (unsigned long long)n_bytes);
@@ -160,9 +164,10 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
 		return;
 	log_warn("model %s: generation %llu is lost: %s", g->model, (unsigned long long)id, why);
-	service_tell(s,
-		&(struct rpc_reply_event){
-			.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why});
+	const struct rpc_reply_event event = {
+		.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why};
+	service_tell(s, &event);
+	service_tell_holders(s, id, &event);
 	registry_lose(s->registry, id);
 	service_collect(s);
 }
@@ -258,7 +263,7 @@ static int service_begin_load(struct service *s, struct peer *p, uint64_t reques
 		service_free_generation(data);
 		return rc;
 	}
-	rc = admit_begin(s, id, ret_err);
+	rc = admission_load(s, id, 0, ret_err);
 	if (rc < 0) {
 		registry_failed(s->registry, id);
 		service_collect(s);
@@ -303,9 +308,13 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 		return rc;
 	if (timeout_ns)
 		leave_set_timeout(s, name, timeout_ns);
-	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-		g = registry_at(s->registry, i);
-		if (g->is_filling && !registry_is_wanted(s->registry, g->id))
+	for (uint32_t i = 0; i < registry_count(s->registry);) {
+		g = registry_at(s->registry, i++);
+		if (!g->is_filling || registry_is_wanted(s->registry, g->id))
+			continue;
+		if (admission_cancel(s, g->id))
+			i = 0; /* the list has changed */
+		else
 			loader_cancel(s->params->loaders[0], g->id);
 	}
 	const struct err why = {.text = "the model was unloaded while it loaded"};
@@ -316,6 +325,11 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 }
 
 /* ---- peers ---- */
+
+bool service_has_claims(const struct service *s, const struct peer *p)
+{
+	return registry_count_peer(s->registry, p->id) > 0 || admission_count_grants(s, p) > 0;
+}
 
 void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
@@ -334,10 +348,18 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 	}
 	registry_close(s->registry, p->id, holder, service_now_ns());
 	service_collect(s);
+	admission_close(s, p, holder); /* what it leased may be evicted for who waits */
 }
 
 void service_exit(struct service *s, uint64_t holder)
 {
 	registry_exit(s->registry, holder);
 	service_collect(s);
+	admission_exit(s, holder);
+}
+
+void service_tick(struct service *s)
+{
+	admission_tick(s);
+	admit_tick(s);
 }

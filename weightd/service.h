@@ -16,6 +16,7 @@ struct err;
 struct export;
 struct holders;
 struct loader;
+struct policy;
 struct registry;
 struct restart;
 struct service;
@@ -82,6 +83,7 @@ struct service_params {
 	uint64_t idle_ns;        /* unused that long a generation becomes warm; 0: never */
 	uint64_t idle_unload_ns; /* and that long it goes; 0: never */
 	struct source_account *account;
+	const struct policy *policy;
 	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
 	uint32_t n_pin_writable;
 	service_own_fn own_fn; /* may be NULL */
@@ -114,6 +116,9 @@ int must_check service_load(struct service *s, struct peer *p, uint64_t request,
 int must_check service_unload(struct service *s, const char *name, uint64_t timeout_ns,
 	struct err *ret_err, uint64_t *ret_id);
 
+/* Does weightd have to know when the peer's process is gone? */
+bool service_has_claims(const struct service *s, const struct peer *p);
+
 /* The peer is about to be freed. holder as for registry_close. */
 void service_close(struct service *s, struct peer *p, uint64_t holder);
 
@@ -127,5 +132,8 @@ void service_exit(struct service *s, uint64_t holder);
  */
 void service_check_files(struct service *s);
 bool service_check_file(struct service *s, uint64_t id);
+
+/* Ends what waits too long for memory. To be called every second or so. */
+void service_tick(struct service *s);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "workerd/engine.h"
+#include "workerd/engine-internal.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
@@ -12,50 +13,42 @@
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "workerd/clock.h"
 #include "workerd/kv.h"
 #include "workerd/message.h"
+#include "workerd/park.h"
 #include "workerd/plan.h"
 #include "workerd/queue.h"
 #include "workerd/scheduler.h"
-
-struct engine {
-	struct engine_params params;
-	struct scheduler *scheduler;
-	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
-	struct message *failure; /* MESSAGE_FAILED until it is sent */
-	int code;                /* not 0: failed, and error says why */
-	struct err error;
-	bool is_cache_due; /* a first generation has made the driver compile everything */
-	bool is_cache_saved;
-	pthread_t thread;
-};
+#include "workerd/stack.h"
+#include "workerd/weights.h"
 
 static int engine_kv_open(void *userdata, struct err *ret_err, uint32_t *ret_slot)
 {
 	const struct engine *e = userdata;
 
-	return kv_open(e->params.kv, ret_err, ret_slot);
+	return kv_open(e->stack->kv, ret_err, ret_slot);
 }
 
 static void engine_kv_close(void *userdata, uint32_t slot)
 {
 	const struct engine *e = userdata;
 
-	kv_close(e->params.kv, slot);
+	kv_close(e->stack->kv, slot);
 }
 
 static int engine_kv_reserve(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	const struct engine *e = userdata;
 
-	return kv_reserve(e->params.kv, slot, n_tokens, ret_err);
+	return kv_reserve(e->stack->kv, slot, n_tokens, ret_err);
 }
 
 static void engine_kv_truncate(void *userdata, uint32_t slot, uint32_t n_tokens)
 {
 	const struct engine *e = userdata;
 
-	kv_truncate(e->params.kv, slot, n_tokens);
+	kv_truncate(e->stack->kv, slot, n_tokens);
 }
 
 static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
@@ -63,14 +56,14 @@ static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_
 {
 	const struct engine *e = userdata;
 
-	return plan_step(e->params.plan, rows, n_rows, want, n_want, ret_err, ret_logits);
+	return plan_step(e->stack->plan, rows, n_rows, want, n_want, ret_err, ret_logits);
 }
 
 /* A control token is structure, not text: a client sees none of it. */
 static bool engine_get_text(
 	void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes)
 {
-	const struct manifest *m = ((const struct engine *)userdata)->params.manifest;
+	const struct manifest *m = ((const struct engine *)userdata)->manifest;
 
 	*ret_n_bytes = 0;
 	if (token < m->n_vocab && m->tokens[token].type != MANIFEST_TOKEN_CONTROL) {
@@ -81,7 +74,7 @@ static bool engine_get_text(
 }
 
 /* The first failure counts; engine_run acts on it. */
-static void engine_set_failed(struct engine *e, int code, const struct err *why)
+void engine_set_failed(struct engine *e, int code, const struct err *why)
 {
 	if (e->code)
 		return;
@@ -93,7 +86,7 @@ static void engine_set_failed(struct engine *e, int code, const struct err *why)
 		err_set(&e->error, -code, "%s", strerror(-code));
 }
 
-static void engine_send(struct engine *e, struct message *m)
+void engine_send(struct engine *e, struct message *m)
 {
 	if (m)
 		queue_push(e->params.out, &m->node);
@@ -136,6 +129,11 @@ static int engine_generate(struct engine *e, struct message *m, struct err *ret_
 	struct message *started;
 	int r;
 
+	if (!e->stack) {
+		r = park_unpark(e, ret_err);
+		if (r)
+			return r;
+	}
 	if (!m->generate.has_seed && getrandom(seed, sizeof(*seed), 0) != sizeof(*seed))
 		return err_set(ret_err, EIO, "seed: the system gave no random number");
 	started = message_new_for(MESSAGE_STARTED, m, 0);
@@ -153,7 +151,13 @@ static int engine_generate(struct engine *e, struct message *m, struct err *ret_
 static int engine_append(struct engine *e, struct message *m, struct err *ret_err)
 {
 	struct message_append *a = &m->append;
-	int r = scheduler_append(
+	int r = 0;
+
+	if (m->epoch && m->epoch != e->epoch)
+		return err_set(ret_err, ESTALE,
+			"session %" PRIu64 ": the model was replaced by one with other tokens",
+			a->session);
+	r = scheduler_append(
 		e->scheduler, m->client, a->session, a->ids, a->n_ids, ret_err, &a->n_total);
 
 	if (!r)
@@ -174,8 +178,9 @@ static int engine_status(struct engine *e, struct message *m)
 	s->first_token_ns = counters->first_token_ns;
 	s->prompt_tokens = counters->prompt_tokens;
 	s->generated_tokens = counters->generated_tokens;
-	plan_get_counters(e->params.plan, &s->stream);
-	vk_memory_get_counters(e->params.device, bytes);
+	if (e->stack)
+		plan_get_counters(e->stack->plan, &s->stream);
+	vk_memory_get_counters(e->site.device, bytes);
 	_Static_assert((int)VK_MEMORY_N_ROLES <= MESSAGE_MAX_ROLES, "a row for every role");
 	s->n_roles = VK_MEMORY_N_ROLES;
 	for (uint32_t i = 0; i < s->n_roles; i++)
@@ -193,7 +198,10 @@ static int engine_bench_memory(struct engine *e, struct message *m, struct err *
 	m->rates = calloc(1, sizeof(*m->rates));
 	if (!m->rates)
 		return -ENOMEM;
-	int r = plan_bench_memory(e->params.plan, ret_err, m->rates->rates, &m->rates->n_rates);
+	int r = e->stack ? 0 : park_unpark(e, ret_err);
+	if (r)
+		return r;
+	r = plan_bench_memory(e->stack->plan, ret_err, m->rates->rates, &m->rates->n_rates);
 	if (r > 0) {
 		engine_set_failed(e, r, ret_err);
 		*ret_err = e->error;
@@ -243,7 +251,7 @@ static void engine_handle(struct engine *e, struct message *m)
 
 static void engine_save_cache(struct engine *e)
 {
-	if (vk_cache_save(e->params.device))
+	if (vk_cache_save(e->site.device))
 		log_debug("the pipeline cache was not saved");
 	e->is_cache_saved = true;
 }
@@ -260,7 +268,10 @@ static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
 			*ret_stop = m;
 			return true;
 		}
-		engine_handle(e, m);
+		if (m->kind == MESSAGE_NOTICE)
+			park_take_notice(e, m);
+		else
+			engine_handle(e, m);
 	}
 	return false;
 }
@@ -288,11 +299,13 @@ static void *engine_run(void *userdata)
 		if (!scheduler_is_busy(e->scheduler)) {
 			if (e->is_cache_due && !e->is_cache_saved && !e->code)
 				engine_save_cache(e);
-			queue_wait(e->params.in);
+			queue_wait_until(e->params.in, park_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
 			break;
 		if (!e->code)
+			park_attend(e);
+		if (!e->code && e->stack)
 			engine_step(e);
 	}
 	scheduler_stop(e->scheduler);
@@ -302,26 +315,9 @@ static void *engine_run(void *userdata)
 	return NULL;
 }
 
-static uint32_t engine_get_max_text_bytes(const struct manifest *m)
-{
-	uint32_t n_max = 0;
-
-	for (uint32_t i = 0; i < m->n_vocab; i++)
-		if (m->tokens[i].bytes.n_bytes > n_max)
-			n_max = m->tokens[i].bytes.n_bytes;
-	return n_max;
-}
-
 static int engine_start(struct engine *e, struct err *ret_err)
 {
-	const struct kv_params *kv = kv_get_params(e->params.kv);
-	const struct scheduler_params params = {
-		.n_sessions = kv->n_slots,
-		.n_ctx = kv->n_ctx,
-		.n_rows = e->params.n_rows,
-		.n_vocab = plan_get_n_vocab(e->params.plan),
-		.max_text_bytes = engine_get_max_text_bytes(e->params.manifest),
-	};
+	const struct scheduler_params params = park_get_scheduler_params(e->stack);
 	const struct scheduler_backend backend = {
 		.userdata = e,
 		.open = engine_kv_open,
@@ -351,6 +347,8 @@ static struct engine *engine_destroy(struct engine *e)
 {
 	message_free(e->stop);
 	message_free(e->failure);
+	stack_free(e->stack);
+	manifest_free(e->manifest);
 	scheduler_free(e->scheduler);
 	free(e);
 	return NULL;
@@ -364,8 +362,16 @@ int engine_new(const struct engine_params *params, struct err *ret_err, struct e
 	if (!e)
 		return -ENOMEM;
 	e->params = *params;
+	e->site = *params->site;
+	e->stack = params->stack;
+	e->manifest = manifest_ref(params->stack->weights->manifest);
+	e->generation = params->stack->weights->generation;
+	e->epoch = 1;
+	e->idle_ns = clock_now_ns();
+	park_tell_lease(e);
 	r = engine_start(e, ret_err);
 	if (r) {
+		e->stack = NULL; /* the caller's still */
 		engine_destroy(e);
 		return r;
 	}

@@ -127,7 +127,7 @@ static int kv_clear_pages(struct kv *kv, const uint32_t *pages, uint32_t n, stru
 }
 
 /* Page size and counts out of the parameters, every product checked. */
-static int kv_measure(struct kv *kv, struct err *ret_err)
+static int kv_lay_out(struct kv *kv, struct err *ret_err)
 {
 	const struct kv_params *p = &kv->params;
 	uint64_t max_bytes = vk_device_get_info(kv->device)->max_alloc_bytes;
@@ -164,6 +164,24 @@ static int kv_measure(struct kv *kv, struct err *ret_err)
 	return 0;
 }
 
+static uint64_t kv_get_table_bytes(const struct kv *kv)
+{
+	return (uint64_t)kv->params.n_slots * kv->n_slot_pages * sizeof(uint64_t);
+}
+
+int kv_measure(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
+	uint64_t *ret_page_bytes, uint64_t *ret_io_bytes)
+{
+	struct kv kv = {.device = d, .params = *params};
+	int r = kv_lay_out(&kv, ret_err);
+
+	if (r)
+		return r;
+	*ret_page_bytes = kv_get_bytes(&kv);
+	*ret_io_bytes = kv_get_table_bytes(&kv);
+	return 0;
+}
+
 static int kv_allocate_host(struct kv *kv)
 {
 	size_t n_words = (kv->n_pages + 63) / 64;
@@ -185,7 +203,7 @@ static int kv_allocate_host(struct kv *kv)
 
 static int kv_allocate_device(struct kv *kv, struct err *ret_err)
 {
-	uint64_t table_bytes = (uint64_t)kv->params.n_slots * kv->n_slot_pages * sizeof(uint64_t);
+	uint64_t table_bytes = kv_get_table_bytes(kv);
 	uint32_t n_left = kv->n_pages;
 	void *table;
 	int r;
@@ -229,7 +247,7 @@ int kv_new(struct vk_device *d, const struct kv_params *params, struct err *ret_
 		return -ENOMEM;
 	kv->device = d;
 	kv->params = *params;
-	r = kv_measure(kv, ret_err);
+	r = kv_lay_out(kv, ret_err);
 	if (!r)
 		r = kv_allocate_host(kv);
 	if (!r)

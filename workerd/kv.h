@@ -37,6 +37,10 @@ int must_check kv_new(struct vk_device *d, const struct kv_params *params, struc
 	struct kv **ret_kv);
 struct kv *kv_free(struct kv *kv);
 
+/* What kv_new would allocate: of the device for pages, and of io memory. -EINVAL. */
+int must_check kv_measure(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
+	uint64_t *ret_page_bytes, uint64_t *ret_io_bytes);
+
 /* The lowest free slot; -EAGAIN with the number of slots when there is none. */
 int must_check kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot);
 void kv_close(struct kv *kv, uint32_t slot);

@@ -14,7 +14,9 @@
 #include "proto/util/log.h"
 #include "proto/wire.h"
 #include "vk/device.h"
-#include "workerd/weights.h"
+#include "workerd/lease.h"
+#include "workerd/loan.h"
+#include "workerd/notice.h"
 
 /* Between tries to reach weightd: the first and the longest. A killed one is back in less than a
  * second where something starts it again; where nothing does, a look a second costs nothing. */
@@ -33,14 +35,17 @@ struct link {
 	enum link_state state;
 	struct weights_client *weightd; /* while up */
 	struct event *weightd_event;
+	struct event *loan;
 	struct event *retry;
 	int retry_ms;
+	bool is_stopping; /* nothing is lent any more */
 
 	/* One try. The thread's, until done_fd is readable; then it is joined. */
 	pthread_t thread;
 	int done_fd; /* an eventfd, its event */
 	struct event *done;
-	int *fds; /* [weights->n_allocs], what the weights have kept */
+	struct lease_copy try_lease;
+	uint64_t try_serial, try_generation; /* of it, when it is done */
 	struct weights_client *try_weightd;
 	int try_code;
 	bool try_is_refused; /* weightd said no, nothing just failed */
@@ -70,21 +75,26 @@ static int link_publish(struct link *l, int sock)
 	return rc;
 }
 
+/* Who parked has nothing to resume. */
 static int link_resume(struct link *l, struct err *ret_err)
 {
+	const struct lease_copy *lease = &l->try_lease;
 	const struct weights_client_held held = {.model = l->params.model,
-		.generation = l->params.weights->generation,
+		.generation = lease->generation,
 		.device_uuid = l->params.device->uuid,
 		.driver_uuid = l->params.device->driver_uuid,
-		.manifest_fd = l->params.weights->manifest_fd,
-		.n_allocs = l->params.weights->n_allocs,
-		.fds = l->fds};
-	int r = weights_client_resume(l->try_weightd, &held, ret_err, &l->try_gave);
+		.n_reserved_bytes = lease->n_granted_bytes,
+		.manifest_fd = lease->manifest_fd,
+		.n_allocs = lease->n_allocs,
+		.fds = lease->fds};
+	int r = 0;
 
+	if (lease->generation)
+		r = weights_client_resume(l->try_weightd, &held, ret_err, &l->try_gave);
 	/* -EAGAIN: it has too much to do just now. */
 	l->try_is_refused = r < 0 && r != -ECONNRESET && r != -ETIMEDOUT && r != -EAGAIN;
 	if (!r)
-		r = weights_client_report(l->try_weightd, &l->params.report, ret_err);
+		r = weights_client_report(l->try_weightd, &lease->report, ret_err);
 	return r;
 }
 
@@ -104,7 +114,10 @@ static int link_try(struct link *l, struct err *ret_err)
 	if (r)
 		return r;
 	weights_client_set_handle_types(l->try_weightd, l->params.handle_types);
-	r = link_resume(l, ret_err);
+	weights_client_set_event_fn(l->try_weightd, notice_on_event, l->params.notice);
+	r = lease_take(l->params.lease, ret_err, &l->try_lease);
+	if (!r)
+		r = link_resume(l, ret_err);
 	if (r)
 		l->try_weightd = weights_client_free(l->try_weightd);
 	return r;
@@ -147,6 +160,7 @@ static void link_on_readable(evutil_socket_t fd, short what, void *userdata)
 		return;
 	event_free(l->weightd_event);
 	l->weightd_event = NULL;
+	(void)loan_close(l->params.loan); /* here, for what is lent is not watched */
 	l->weightd = weights_client_free(l->weightd);
 	*l->params.is_connected = false;
 	log_warn("weightd is gone (%s); serving goes on", e.text);
@@ -159,6 +173,25 @@ static int link_watch(struct link *l)
 	l->weightd_event = event_new(l->params.base, weights_client_get_fd(l->weightd),
 		EV_READ | EV_PERSIST, link_on_readable, l);
 	return l->weightd_event && event_add(l->weightd_event, NULL) == 0 ? 0 : -ENOMEM;
+}
+
+/* The engine wants weightd's client, or has given it back. */
+static void link_on_loan(evutil_socket_t fd, short what, void *userdata)
+{
+	struct link *l = userdata;
+
+	(void)fd;
+	switch (loan_settle(l->params.loan)) {
+	case LOAN_IS_WANTED:
+		event_del(l->weightd_event);
+		loan_lend(l->params.loan, l->weightd);
+		break;
+	case LOAN_IS_BACK:
+		event_add(l->weightd_event, NULL);
+		link_on_readable(weights_client_get_fd(l->weightd), what, l);
+		break;
+	case LOAN_NOTHING: break;
+	}
 }
 
 /* Signals are the loop's. */
@@ -186,6 +219,9 @@ static void link_join(struct link *l)
 {
 	pthread_join(l->thread, NULL);
 	cleanup_close(&l->try_fd);
+	l->try_serial = l->try_lease.serial;
+	l->try_generation = l->try_lease.generation;
+	lease_copy_fini(&l->try_lease);
 }
 
 static void link_on_done(evutil_socket_t fd, short what, void *userdata)
@@ -205,7 +241,13 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 	if (l->try_code < 0) {
 		l->state = LINK_GIVEN_UP;
 		log_warn("weightd is back without generation %" PRIu64 " (%s); serving goes on",
-			l->params.weights->generation, l->try_err.text);
+			l->try_generation, l->try_err.text);
+		return;
+	}
+	/* The weights were dropped meanwhile: this connection has a lease on what nobody has. */
+	if (lease_get_serial(l->params.lease) != l->try_serial) {
+		l->try_weightd = weights_client_free(l->try_weightd);
+		link_wait(l);
 		return;
 	}
 	l->state = LINK_UP;
@@ -215,14 +257,20 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 		return;
 	}
 	*l->params.is_connected = true;
-	log_info("weightd is back: generation %" PRIu64 " is leased again%s",
-		l->params.weights->generation,
-		l->try_gave ? ", its memory was brought back to it" : "");
+	if (!l->is_stopping) {
+		loan_open(l->params.loan);
+		notice_tell_back(l->params.notice);
+	}
+	if (l->try_generation)
+		log_info("weightd is back: generation %" PRIu64 " is leased again%s",
+			l->try_generation,
+			l->try_gave ? ", its memory was brought back to it" : "");
+	else
+		log_info("weightd is back");
 }
 
 static int link_init(struct link *l, struct err *ret_err)
 {
-	const struct weights *w = l->params.weights;
 	int n = 0;
 
 	if (l->params.path)
@@ -234,13 +282,13 @@ static int link_init(struct link *l, struct err *ret_err)
 	l->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (l->done_fd < 0)
 		return err_set(ret_err, errno, "eventfd: %s", strerror(errno));
-	l->fds = calloc(w->n_allocs, sizeof(*l->fds));
 	l->retry = evtimer_new(l->params.base, link_on_retry, l);
 	l->done = event_new(l->params.base, l->done_fd, EV_READ | EV_PERSIST, link_on_done, l);
-	if (!l->fds || !l->retry || !l->done || event_add(l->done, NULL) < 0)
+	l->loan = event_new(
+		l->params.base, loan_get_fd(l->params.loan), EV_READ | EV_PERSIST, link_on_loan, l);
+	if (!l->retry || !l->done || !l->loan || event_add(l->done, NULL) < 0 ||
+		event_add(l->loan, NULL) < 0)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < w->n_allocs; i++)
-		l->fds[i] = w->allocs[i].kept_fd;
 	return 0;
 }
 
@@ -259,11 +307,10 @@ int link_new(const struct link_params *params, struct weights_client *weightd, s
 		return -ENOMEM;
 	l->params = *params;
 	l->done_fd = -1;
+	l->try_lease.manifest_fd = -1;
 	l->try_fd = -1;
 	pthread_mutex_init(&l->mutex, NULL);
 	int r = link_init(l, ret_err);
-	if (!r)
-		r = weights_client_report(weightd, &l->params.report, ret_err);
 	if (r)
 		return r;
 	l->weightd = weightd;
@@ -275,6 +322,14 @@ int link_new(const struct link_params *params, struct weights_client *weightd, s
 	*l->params.is_connected = true;
 	*ret_link = TAKE_PTR(l);
 	return 0;
+}
+
+void link_stop(struct link *l)
+{
+	l->is_stopping = true;
+	/* The engine may wait for weightd, which would take its time. */
+	if (loan_close(l->params.loan))
+		shutdown(weights_client_get_fd(l->weightd), SHUT_RDWR);
 }
 
 struct link *link_free(struct link *l)
@@ -296,10 +351,11 @@ struct link *link_free(struct link *l)
 		event_free(l->retry);
 	if (l->done)
 		event_free(l->done);
+	if (l->loan)
+		event_free(l->loan);
 	weights_client_free(l->weightd);
 	cleanup_close(&l->done_fd);
 	pthread_mutex_destroy(&l->mutex);
-	free(l->fds);
 	free(l);
 	return NULL;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <event2/event.h>
 
@@ -52,6 +53,7 @@ static void loop_go_on_stopping(struct loop *l)
 	case LOOP_TEXT_STOPS:
 		l->state = LOOP_ENGINE_STOPS;
 		engine_stop(l->params.engine);
+		link_stop(l->link);
 		break;
 	case LOOP_ENGINE_STOPS:
 		l->state = LOOP_CLIENTS_LEAVE;
@@ -72,9 +74,29 @@ static void loop_on_signal(evutil_socket_t signum, short what, void *userdata)
 		loop_go_on_stopping(l);
 }
 
+static void loop_on_changed(struct rpc_worker *w, const struct message_changed *c)
+{
+	w->is_parked = c->is_parked;
+	if (c->is_parked)
+		return;
+	w->generation = c->generation;
+	w->n_ctx = c->n_ctx;
+	w->n_dispatches = c->n_dispatches;
+	w->weights_bytes = c->weights_bytes;
+	w->attach_ns = c->attach_ns;
+	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
+		w->placed_bytes[p] = c->placed_bytes[p];
+}
+
 static void loop_on_message(struct loop *l, struct message *m)
 {
-	if (m->kind == MESSAGE_STOP) {
+	if (m->kind == MESSAGE_CHANGED) {
+		loop_on_changed(l->params.worker, &m->changed);
+		message_free(m);
+	} else if (m->kind == MESSAGE_MANIFEST) {
+		l->params.worker->has_chat_template = m->manifest.has_chat_template;
+		message_free(m);
+	} else if (m->kind == MESSAGE_STOP) {
 		message_free(m);
 		loop_go_on_stopping(l);
 	} else if (m->kind == MESSAGE_FAILED) {

@@ -10,16 +10,18 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
-#include "proto/weights-client.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
 #include "vk/probe.h"
 #include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
+#include "workerd/lease.h"
 #include "workerd/link.h"
+#include "workerd/loan.h"
 #include "workerd/loop.h"
 #include "workerd/message.h"
+#include "workerd/notice.h"
 #include "workerd/options.h"
 #include "workerd/plan.h"
 #include "workerd/queue.h"
@@ -33,29 +35,32 @@ enum { EXIT_REFUSED = 1, EXIT_USAGE = 2 };
 /* The three threads and the queues between them; the main thread is the loop. */
 struct threads {
 	struct queue *text_queue;
-	struct queue *engine_queue;
+	struct queue *engine_queue; /* weightd's client pushes to it too: it outlives the threads */
 	struct queue *loop_queue;
 	struct text *text;
 	struct engine *engine;
 	struct loop *loop;
-	struct weights_client_report report; /* what the worker tells weightd of itself */
+	struct loan *loan;
+	struct lease *lease;
 };
 
-static int start_loop(struct threads *t, const struct options *o, struct worker *w,
-	struct rpc_worker *self, const char *socket, struct err *ret_err)
+static int start_loop(struct threads *t, struct worker *w, const struct options *o,
+	struct rpc_worker *self, struct err *ret_err)
 {
-	struct link_params link = {
+	const struct link_params link = {
 		.path = o->weights,
 		.model = o->model,
-		.device = vk_device_get_info(w->device),
-		.weights = w->weights,
+		.device = vk_device_get_info(w->site.device),
 		.handle_types = w->handle_types,
+		.lease = t->lease,
+		.loan = t->loan,
+		.notice = w->notice,
 		.is_connected = &self->is_weightd_connected,
 	};
 	const struct loop_params loop = {
-		.path = socket,
+		.path = w->site.socket,
 		.worker = self,
-		.weightd = w->weightd,
+		.weightd = w->site.weightd,
 		.link = &link,
 		.text = t->text,
 		.engine = t->engine,
@@ -63,27 +68,28 @@ static int start_loop(struct threads *t, const struct options *o, struct worker 
 		.engine_queue = t->engine_queue,
 		.in = t->loop_queue,
 	};
-
-	link.report = t->report;
 	int r = loop_new(&loop, ret_err, &t->loop);
+
 	if (!r)
-		w->weightd = NULL; /* the loop's */
+		w->site.weightd = NULL; /* the loop's */
 	return r;
 }
 
-static int threads_start(struct threads *t, const struct options *o, struct worker *w,
-	struct rpc_worker *self, const char *socket, struct err *ret_err)
+static int threads_start(struct threads *t, struct worker *w, const struct options *o,
+	struct rpc_worker *self, struct err *ret_err)
 {
 	int r = queue_new(&t->text_queue);
 
 	if (!r)
-		r = queue_new(&t->engine_queue);
-	if (!r)
 		r = queue_new(&t->loop_queue);
+	if (!r)
+		r = loan_new(&t->loan);
+	if (!r)
+		r = lease_new(&t->lease);
 	if (r)
 		return r;
 	const struct text_params text = {
-		.manifest = w->weights->manifest,
+		.manifest = w->stack->weights->manifest,
 		.in = t->text_queue,
 		.engine = t->engine_queue,
 		.out = t->loop_queue,
@@ -93,37 +99,49 @@ static int threads_start(struct threads *t, const struct options *o, struct work
 		return r;
 	self->has_chat_template = text_has_chat_template(t->text);
 	const struct engine_params engine = {
-		.device = w->device,
-		.manifest = w->weights->manifest,
-		.kv = w->kv,
-		.plan = w->plan,
-		.n_rows = w->n_rows,
+		.site = &w->site,
+		.stack = w->stack,
+		.loan = t->loan,
+		.lease = t->lease,
+		.park_after_ns = o->park_after_ns,
+		.no_park = o->no_park,
 		.in = t->engine_queue,
+		.text = t->text_queue,
 		.out = t->loop_queue,
 	};
-	worker_describe(w, socket, &t->report);
 	r = engine_new(&engine, ret_err, &t->engine);
-	return r ? r : start_loop(t, o, w, self, socket, ret_err);
+	if (r)
+		return r;
+	w->stack = NULL;
+	return start_loop(t, w, o, self, ret_err);
+}
+
+static void free_queue(struct queue *q)
+{
+	if (q)
+		message_drain(q);
+	queue_free(q);
 }
 
 /* The text thread first: it pushes to the engine. */
 static void threads_end(struct threads *t)
 {
 	text_free(t->text);
+	/* Without a loop there is nobody to lend it. */
+	if (t->loan)
+		(void)loan_close(t->loan);
 	engine_free(t->engine);
 	loop_free(t->loop);
-	struct queue *const queues[] = {t->text_queue, t->engine_queue, t->loop_queue};
-	for (unsigned i = 0; i < ARRAY_SIZE(queues); i++) {
-		if (queues[i])
-			message_drain(queues[i]);
-		queue_free(queues[i]);
-	}
+	loan_free(t->loan);
+	lease_free(t->lease);
+	free_queue(t->text_queue);
+	free_queue(t->loop_queue);
 }
 
 static void describe(const struct options *o, const struct worker *w, uint64_t start_ns,
 	struct rpc_worker *ret_self)
 {
-	const struct vk_device_info *info = vk_device_get_info(w->device);
+	const struct vk_device_info *info = vk_device_get_info(w->site.device);
 
 	*ret_self = (struct rpc_worker){
 		.model = o->model,
@@ -131,15 +149,15 @@ static void describe(const struct options *o, const struct worker *w, uint64_t s
 		.is_software = info->is_software,
 		.is_weightd_connected = true,
 		.max_sessions = o->n_sessions,
-		.n_ctx = kv_get_params(w->kv)->n_ctx,
-		.n_dispatches = plan_get_n_dispatches(w->plan),
-		.generation = w->weights->generation,
-		.weights_bytes = w->weights->n_bytes,
+		.n_ctx = kv_get_params(w->stack->kv)->n_ctx,
+		.n_dispatches = plan_get_n_dispatches(w->stack->plan),
+		.generation = w->stack->weights->generation,
+		.weights_bytes = w->stack->weights->n_bytes,
 		.start_ns = start_ns,
-		.attach_ns = w->weights->attach_ns,
+		.attach_ns = w->stack->weights->attach_ns,
 	};
 	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
-		ret_self->placed_bytes[p] = weights_count_bytes(w->weights, p);
+		ret_self->placed_bytes[p] = weights_count_bytes(w->stack->weights, p);
 }
 
 /* Whatever the log level: scripts wait for this line. */
@@ -153,10 +171,9 @@ static void say_ready(struct rpc_worker *self, const char *socket)
 	notify_ready();
 }
 
-static int serve(const struct options *o, struct worker *w, const char *socket, uint64_t start_ns,
-	struct err *ret_err)
+static int serve(const struct options *o, struct worker *w, uint64_t start_ns, struct err *ret_err)
 {
-	struct threads threads = {0};
+	struct threads threads = {.engine_queue = w->notice->engine};
 	struct rpc_worker self;
 	sigset_t signals;
 	sigset_t old;
@@ -168,10 +185,10 @@ static int serve(const struct options *o, struct worker *w, const char *socket, 
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
 	pthread_sigmask(SIG_BLOCK, &signals, &old);
-	r = threads_start(&threads, o, w, &self, socket, ret_err);
+	r = threads_start(&threads, w, o, &self, ret_err);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (!r) {
-		say_ready(&self, socket);
+		say_ready(&self, w->site.socket);
 		r = loop_run(threads.loop, ret_err);
 	}
 	threads_end(&threads);
@@ -180,8 +197,9 @@ static int serve(const struct options *o, struct worker *w, const char *socket, 
 
 static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 {
+	struct notice_params notice = {.model = o->model};
+	struct worker *w = NULL;
 	char socket[128];
-	struct worker *w;
 	int r;
 
 	if (!o->socket) {
@@ -189,11 +207,14 @@ static int run(const struct options *o, uint64_t start_ns, struct err *ret_err)
 		if (r)
 			return err_set(ret_err, -r, "the default client socket: %s", strerror(-r));
 	}
-	r = worker_new(o, ret_err, &w);
+	r = queue_new(&notice.engine);
 	if (r)
 		return r;
-	r = serve(o, w, o->socket ? o->socket : socket, start_ns, ret_err);
+	r = worker_new(o, o->socket ? o->socket : socket, &notice, ret_err, &w);
+	if (!r)
+		r = serve(o, w, start_ns, ret_err);
 	worker_free(w);
+	free_queue(notice.engine);
 	return r;
 }
 

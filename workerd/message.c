@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "proto/manifest.h"
+
 struct message *message_new(enum message_kind kind, uint64_t client, uint32_t n_extra)
 {
 	struct message *m = calloc(1, sizeof(*m) + n_extra);
@@ -37,6 +39,8 @@ struct message *message_free(struct message *m)
 		free(m->generate.stops);
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);
+	if (m->kind == MESSAGE_MANIFEST)
+		manifest_free(m->manifest.manifest);
 	if (m->kind == MESSAGE_BENCH_MEMORY)
 		free(m->rates);
 	tokenizer_ids_fini(&m->made_ids);

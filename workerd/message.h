@@ -42,12 +42,17 @@ enum message_kind {
 	MESSAGE_BENCH_MEMORY,
 	/* to the engine: the client is gone; comes back when its sessions are closed */
 	MESSAGE_DISCONNECT,
+	/* to the engine: weightd has told something; does not come back */
+	MESSAGE_NOTICE,
+	/* from the engine to the text thread: another manifest; comes back to the loop */
+	MESSAGE_MANIFEST,
 	/* to the text or engine thread: finish; comes back as its last message */
 	MESSAGE_STOP,
 	/* from the engine */
 	MESSAGE_STARTED,
 	MESSAGE_TOKEN,
-	MESSAGE_FAILED, /* the engine cannot go on; error says why; comes before its STOP */
+	MESSAGE_CHANGED, /* it has parked, or has a stack again */
+	MESSAGE_FAILED,  /* the engine cannot go on; error says why; comes before its STOP */
 };
 
 enum message_input { MESSAGE_INPUT_TEXT, MESSAGE_INPUT_TOKENS, MESSAGE_INPUT_CHAT };
@@ -129,6 +134,37 @@ struct message_role {
 	uint64_t spilled_bytes;
 };
 
+enum message_notice_kind {
+	MESSAGE_NOTICE_BACK, /* weightd can be asked again: what could not be done without it is */
+	MESSAGE_NOTICE_PRESSURE, /* others need memory */
+	MESSAGE_NOTICE_REPLACED, /* generation is newer */
+	MESSAGE_NOTICE_LOST, /* generation is not to be computed with any more; error says why */
+};
+
+struct message_notice {
+	enum message_notice_kind kind;
+	uint64_t generation;
+};
+
+struct message_manifest {
+	struct manifest *manifest; /* the message's, a reference, until it is taken */
+	uint64_t epoch;            /* see message.epoch */
+	bool has_chat_template;    /* answer */
+};
+
+enum { MESSAGE_N_PLACEMENTS = 5 };
+
+/* What the worker says of itself, as far as it changes. */
+struct message_changed {
+	bool is_parked; /* the others are as they were, then */
+	uint32_t n_ctx;
+	uint32_t n_dispatches;
+	uint64_t generation;
+	uint64_t weights_bytes;
+	uint64_t placed_bytes[MESSAGE_N_PLACEMENTS]; /* by enum manifest_placement */
+	uint64_t attach_ns;
+};
+
 enum { MESSAGE_MAX_ROLES = 8 };
 
 /* The members that the engine knows; the rest of Status is the loop thread's. */
@@ -168,13 +204,18 @@ struct message {
 		struct message_generate generate;
 		struct message_text text; /* TOKENIZE, DETOKENIZE */
 		struct message_token token;
+		struct message_notice notice;
+		struct message_manifest manifest;
+		struct message_changed changed;
 		struct message_status *status; /* STATUS (answer), the message's */
 		struct message_rates *rates;   /* BENCH_MEMORY (answer), the message's */
 	};
 	struct tokenizer_ids
 		made_ids; /* what the text thread made; append.ids, text.ids point here */
 	char *made_text;  /* likewise of DETOKENIZE */
-	void *owner;      /* what borrowed members point into, freed by free_owner */
+	/* Which tokens made_ids are of: rises with each model of other tokens, from 1. */
+	uint64_t epoch;
+	void *owner; /* what borrowed members point into, freed by free_owner */
 	void (*free_owner)(void *owner);
 };
 

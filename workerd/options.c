@@ -28,6 +28,10 @@ const char options_usage[] =
 	"  --expert-cache HOW  device memory for the experts in host memory that are wanted most:\n"
 	"                      BYTES (a number, or with K, M, G or T behind it), auto (what the\n"
 	"                      device has left; none in software) or off (default: auto)\n"
+	"  --park-after S      give the device's memory and the lease back after S seconds "
+	"without\n"
+	"                      a generation, until the next one (default: when others need it)\n"
+	"  --no-park           keep them, whoever needs memory\n"
 	"  --fail-on-spill     end when memory did not fit where it belongs\n"
 	"  --deterministic     the same tokens whatever else is served\n"
 	"  --log-level LEVEL   error, warn, info or debug (default: info)\n"
@@ -46,6 +50,8 @@ enum option_id {
 	OPTION_CHUNK,
 	OPTION_STREAM_ROWS,
 	OPTION_EXPERT_CACHE,
+	OPTION_PARK_AFTER,
+	OPTION_NO_PARK,
 	OPTION_FAIL_ON_SPILL,
 	OPTION_DETERMINISTIC,
 	OPTION_LOG_LEVEL,
@@ -64,6 +70,8 @@ static const struct option option_table[] = {
 	{"chunk", required_argument, NULL, OPTION_CHUNK},
 	{"stream-rows", required_argument, NULL, OPTION_STREAM_ROWS},
 	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
+	{"park-after", required_argument, NULL, OPTION_PARK_AFTER},
+	{"no-park", no_argument, NULL, OPTION_NO_PARK},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
 	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
@@ -94,6 +102,16 @@ static int options_parse_chunk(const char *text, struct err *ret_err, uint32_t *
 	if (!r && *ret_value % OPTIONS_CHUNK_STEP)
 		return err_set(ret_err, EINVAL, "--chunk: expected a multiple of %d, found %s",
 			OPTIONS_CHUNK_STEP, text);
+	return r;
+}
+
+static int options_parse_park_after(const char *text, struct err *ret_err, uint64_t *ret_value)
+{
+	uint32_t n_seconds;
+	int r = options_parse_u32("park-after", text, UINT32_MAX, ret_err, &n_seconds);
+
+	if (!r)
+		*ret_value = n_seconds * 1000000000ull;
 	return r;
 }
 
@@ -133,6 +151,8 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_STREAM_ROWS:
 		return options_parse_u32("stream-rows", text, UINT32_MAX, ret_err, &o->stream_rows);
 	case OPTION_EXPERT_CACHE: return options_parse_expert_cache(text, ret_err, o);
+	case OPTION_PARK_AFTER: return options_parse_park_after(text, ret_err, &o->park_after_ns);
+	case OPTION_NO_PARK: o->no_park = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
 	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;
 	case OPTION_LOG_LEVEL:
@@ -163,6 +183,8 @@ int options_parse(int argc, char **argv, struct err *ret_err, struct options *re
 	}
 	if (optind < argc)
 		return err_set(ret_err, EINVAL, "%s: expected options alone", argv[optind]);
+	if (o.no_park && o.park_after_ns)
+		return err_set(ret_err, EINVAL, "--no-park: expected it without --park-after");
 	if (!o.model)
 		return err_set(ret_err, EINVAL, "--model: expected the name of a model");
 	*ret_options = o;

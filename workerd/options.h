@@ -39,6 +39,8 @@ struct options {
 	uint32_t stream_rows; /* see plan.h; 0: measured */
 	enum options_expert_cache expert_cache;
 	uint64_t expert_cache_bytes; /* with OPTIONS_EXPERT_CACHE_BYTES */
+	uint64_t park_after_ns;      /* idle; 0: under pressure alone */
+	bool no_park;                /* not under pressure either */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

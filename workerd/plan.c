@@ -20,6 +20,7 @@
 #include "workerd/gather.h"
 #include "workerd/graph.h"
 #include "workerd/kv.h"
+#include "workerd/plan-layout.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/rope-kv.h"
 #include "workerd/record.h"
@@ -34,12 +35,6 @@ enum { PLAN_MAX_BUCKETS = 14, PLAN_MAX_ROWS = 1 << (PLAN_MAX_BUCKETS - 1) };
  * pays wherever it ever does), of tokens far apart, the best of some runs (the first may compile).
  */
 enum { MAX_SAMPLE_ROWS = 64, SAMPLE_STRIDE = 7919, N_SAMPLE_RUNS = 3 };
-
-/* What a step's rows are, at the start of io memory. */
-struct plan_io {
-	uint32_t n_rows;
-	uint32_t n_want;
-};
 
 struct plan {
 	struct vk_device *d;
@@ -117,27 +112,6 @@ static int check_model(const struct weights *w, const struct kv *kv,
 	return 0;
 }
 
-/* Where things lie in io memory; false on overflow. */
-struct plan_layout {
-	uint64_t rows;
-	uint64_t want;
-	uint64_t constants;
-	uint64_t logits;
-	uint64_t n_bytes;
-};
-
-static bool lay_out_io(const struct plan *p, uint64_t n_constant_bytes, struct plan_layout *ret)
-{
-	const struct plan_params *params = &p->params;
-	uint64_t n_logit_bytes = 4ull * p->n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
-
-	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
-	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
-	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->constants) &&
-	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
-	       !__builtin_add_overflow(ret->logits, n_logit_bytes, &ret->n_bytes);
-}
-
 static int make_memory(struct plan *p, enum vk_memory_role role, uint64_t n_bytes,
 	struct err *ret_err, struct vk_memory **ret_memory)
 {
@@ -180,7 +154,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	int r = graph_place(g, p->params.n_rows, ret_err, &n_value_bytes);
 	if (r)
 		return r;
-	if (!lay_out_io(p, n_constant_bytes, &io) ||
+	if (!plan_layout_get(&p->params, p->n_vocab, n_constant_bytes, &io) ||
 		!bytes_align(n_value_bytes, 256, &constants_at))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
 	if ((r = make_memory(p, VK_MEMORY_SCRATCH, constants_at + n_constant_bytes, ret_err,

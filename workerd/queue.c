@@ -7,6 +7,10 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 
+#include "workerd/clock.h"
+
+enum { MAX_WAIT_MS = 1 << 30 };
+
 struct queue {
 	pthread_mutex_t lock;
 	struct queue_node *first; /* oldest; under lock */
@@ -76,10 +80,25 @@ struct queue_node *queue_take(struct queue *q)
 
 void queue_wait(struct queue *q)
 {
-	struct pollfd p = {.fd = q->event_fd, .events = POLLIN};
+	queue_wait_until(q, UINT64_MAX);
+}
 
-	while (poll(&p, 1, -1) < 0 && errno == EINTR)
-		;
+void queue_wait_until(struct queue *q, uint64_t deadline_ns)
+{
+	struct pollfd p = {.fd = q->event_fd, .events = POLLIN};
+	int timeout_ms, n;
+
+	do {
+		uint64_t now_ns = clock_now_ns();
+		uint64_t left_ms = 0;
+
+		if (now_ns < deadline_ns)
+			left_ms = (deadline_ns - now_ns + 999999) / 1000000;
+		timeout_ms = left_ms < MAX_WAIT_MS ? (int)left_ms : MAX_WAIT_MS;
+		if (deadline_ns == UINT64_MAX)
+			timeout_ms = -1;
+		n = poll(&p, 1, timeout_ms);
+	} while ((n < 0 && errno == EINTR) || (n == 0 && timeout_ms == MAX_WAIT_MS));
 }
 
 int queue_get_fd(const struct queue *q)

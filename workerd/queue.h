@@ -32,6 +32,9 @@ struct queue_node *queue_take(struct queue *q);
 /* Sleeps until there is something to take. The taking thread. */
 void queue_wait(struct queue *q);
 
+/* The same until a time of CLOCK_MONOTONIC at most; UINT64_MAX: for ever. */
+void queue_wait_until(struct queue *q, uint64_t deadline_ns);
+
 /* Readable exactly while there is something to take. The queue's own. */
 int queue_get_fd(const struct queue *q);
 

@@ -23,6 +23,7 @@ struct rpc_worker {
 	bool is_software;
 	bool has_chat_template;
 	bool is_weightd_connected;
+	bool is_parked;
 	uint32_t max_sessions;
 	uint32_t n_ctx;
 	uint32_t n_dispatches; /* of one decode step */

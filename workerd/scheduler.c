@@ -15,6 +15,7 @@ struct scheduler {
 	struct scheduler_params params;
 	struct scheduler_backend backend;
 	struct scheduler_counters counters;
+	bool is_detached;
 	uint64_t last_session;    /* id given last */
 	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
 	struct session *sessions; /* [n_sessions] */
@@ -75,12 +76,23 @@ static int scheduler_find(struct scheduler *s, uint64_t client, uint64_t id, str
 	return err_set(ret_err, ENOENT, "session %" PRIu64 ": not one of this connection's", id);
 }
 
+static void scheduler_close_slot(struct scheduler *s, uint32_t slot)
+{
+	if (!s->is_detached)
+		s->backend.close(s->backend.userdata, slot);
+}
+
 int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session)
 {
 	struct session *session = s->sessions;
-	uint32_t slot;
-	int r = s->backend.open(s->backend.userdata, ret_err, &slot);
+	uint32_t slot = 0;
+	int r = 0;
 
+	if (!s->is_detached)
+		r = s->backend.open(s->backend.userdata, ret_err, &slot);
+	else if (s->counters.n_sessions == s->params.n_sessions)
+		r = err_set(ret_err, EAGAIN, "sessions: all %" PRIu32 " are open",
+			s->params.n_sessions);
 	if (r)
 		return r;
 	while (session->state != SESSION_CLOSED) {
@@ -90,7 +102,7 @@ int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, ui
 	}
 	r = session_open(session, s->last_session + 1, client, slot, s->params.n_ctx);
 	if (r) {
-		s->backend.close(s->backend.userdata, slot);
+		scheduler_close_slot(s, slot);
 		return r;
 	}
 	s->last_session++;
@@ -117,7 +129,7 @@ static void scheduler_end(struct scheduler *s, struct session *session)
 {
 	if (session->state == SESSION_GENERATING)
 		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
-	s->backend.close(s->backend.userdata, session->slot);
+	scheduler_close_slot(s, session->slot);
 	session_close(session);
 	s->counters.n_sessions--;
 }
@@ -153,7 +165,7 @@ int scheduler_truncate(
 
 	if (!r)
 		r = session_truncate(session, n_tokens, ret_err);
-	if (!r)
+	if (!r && !s->is_detached)
 		s->backend.truncate(s->backend.userdata, session->slot, n_tokens);
 	return r;
 }
@@ -191,6 +203,64 @@ void scheduler_stop(struct scheduler *s)
 	for (uint32_t i = 0; i < s->params.n_sessions; i++)
 		if (s->sessions[i].state != SESSION_CLOSED)
 			scheduler_end(s, &s->sessions[i]);
+}
+
+void scheduler_detach(struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+
+		if (session->state == SESSION_CLOSED)
+			continue;
+		scheduler_close_slot(s, session->slot);
+		session->n_cached = 0;
+	}
+	s->is_detached = true;
+}
+
+/* Slots are many enough: none is open. */
+static int scheduler_open_slots(struct scheduler *s, bool has_other_tokens, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+		uint32_t slot = 0;
+
+		if (session->state == SESSION_CLOSED)
+			continue;
+		int r = s->backend.open(s->backend.userdata, ret_err, &slot);
+		if (r)
+			return r;
+		session_rebase(session, slot, s->params.n_ctx, has_other_tokens);
+	}
+	return 0;
+}
+
+int scheduler_attach(struct scheduler *s, const struct scheduler_params *params,
+	bool has_other_tokens, struct err *ret_err)
+{
+	struct plan_row *rows = s->rows;
+
+	assert(s->is_detached && params->n_sessions == s->params.n_sessions);
+	if (params->n_rows > s->params.n_rows) {
+		rows = reallocarray(s->rows, params->n_rows, sizeof(*rows));
+		if (!rows)
+			return -ENOMEM;
+		s->rows = rows;
+	}
+	s->params = *params;
+	int r = scheduler_open_slots(s, has_other_tokens, ret_err);
+	s->is_detached = r != 0;
+	return r;
+}
+
+uint32_t scheduler_get_largest_ctx(const struct scheduler *s)
+{
+	uint32_t n_ctx = 0;
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state != SESSION_CLOSED && s->sessions[i].n_ctx > n_ctx)
+			n_ctx = s->sessions[i].n_ctx;
+	return n_ctx;
 }
 
 void scheduler_fail(struct scheduler *s, int code, const struct err *e)

@@ -85,6 +85,23 @@ void scheduler_disconnect(struct scheduler *s, uint64_t client);
 /* Cancels and closes everything. */
 void scheduler_stop(struct scheduler *s);
 
+/*
+ * The KV cache is about to go: its slots are closed, and every token is to be computed again. Until
+ * scheduler_attach no step may be made; generations are suspended, and all else goes on.
+ */
+void scheduler_detach(struct scheduler *s);
+
+/*
+ * There is a KV cache again, perhaps of another model: params as for scheduler_new, with the same
+ * n_sessions. With has_other_tokens, or a context too small for them, sessions become stale
+ * (workerd/session.h); their generations must have ended. -ENOMEM: still detached.
+ */
+int must_check scheduler_attach(struct scheduler *s, const struct scheduler_params *params,
+	bool has_other_tokens, struct err *ret_err);
+
+/* The most tokens that a session may hold, of those that are open. 0: none is. */
+uint32_t scheduler_get_largest_ctx(const struct scheduler *s);
+
 /* Ends every generation as FAILED with e's text. */
 void scheduler_fail(struct scheduler *s, int code, const struct err *e);
 

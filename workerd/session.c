@@ -42,10 +42,26 @@ void session_close(struct session *s)
 	*s = (struct session){.state = SESSION_CLOSED};
 }
 
+void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_other_tokens)
+{
+	s->slot = slot;
+	s->n_cached = 0;
+	if (n_ctx < s->n_ctx)
+		s->n_ctx = n_ctx;
+	s->is_stale |= has_other_tokens || s->n_tokens > s->n_ctx;
+	assert(!s->is_stale || s->state != SESSION_GENERATING);
+}
+
 static int session_check_idle(const struct session *s, struct err *ret_err)
 {
 	if (s->state != SESSION_IDLE)
 		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
+	if (s->is_stale)
+		return err_set(ret_err, ESTALE,
+			"session %" PRIu64
+			": the model was replaced by one with other tokens or a smaller context: "
+			"begin anew",
+			s->id);
 	return 0;
 }
 
@@ -77,8 +93,11 @@ int session_append(struct session *s, const uint32_t *ids, uint64_t n_ids, uint3
 
 int session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err)
 {
-	int r = session_check_idle(s, ret_err);
+	int r;
 
+	/* Without its tokens it is as good as a new one. */
+	s->is_stale &= n_tokens > 0 || s->state != SESSION_IDLE;
+	r = session_check_idle(s, ret_err);
 	if (r)
 		return r;
 	if (n_tokens > s->n_tokens)

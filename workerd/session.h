@@ -28,7 +28,8 @@ struct session {
 	enum session_state state;
 	uint64_t id; /* never used again in this process */
 	uint64_t client;
-	uint32_t slot; /* of kv */
+	uint32_t slot; /* of kv; while there is one */
+	bool is_stale; /* its tokens mean nothing to the model that is there now */
 	uint32_t n_ctx;
 	uint32_t n_tokens;
 	uint32_t n_cached;
@@ -47,6 +48,14 @@ int must_check session_open(
 
 /* IDLE to CLOSED. */
 void session_close(struct session *s);
+
+/*
+ * The KV cache is another one, or the model: everything is to be computed again, in slot, with room
+ * for n_ctx tokens. With has_other_tokens, or more tokens than that, the session becomes stale: all
+ * is -ESTALE from then on, but closing it, or truncating it to nothing, which makes it good again.
+ * A generation that goes on must be neither.
+ */
+void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_other_tokens);
 
 /*
  * Adds tokens at the end. -EBUSY while generating, -EINVAL for an id of n_vocab or above, -ENOSPC

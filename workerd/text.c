@@ -15,12 +15,15 @@
 
 struct text {
 	struct text_params params;
+	struct manifest *manifest; /* a reference */
+	uint64_t epoch;
 	struct tokenizer *tokenizer; /* NULL: tokenizer_code and _err say why */
 	int tokenizer_code;
 	struct err tokenizer_err;
 	enum template_kind template;
 	int template_code; /* not 0: the model's template is none that we know */
 	struct err template_err;
+	bool had_template;    /* at first; constant */
 	struct message *stop; /* until it is sent */
 	pthread_t thread;
 };
@@ -28,7 +31,7 @@ struct text {
 /* The model's BOS token first, where one is asked for and the model wants one. */
 static int text_add_bos(const struct text *t, struct tokenizer_ids *ids)
 {
-	const struct manifest_tokenizer *tokenizer = t->params.manifest->tokenizer;
+	const struct manifest_tokenizer *tokenizer = t->manifest->tokenizer;
 
 	if (!tokenizer->add_bos || tokenizer->bos == MANIFEST_NONE)
 		return 0;
@@ -70,6 +73,7 @@ static int text_append(struct text *t, struct message *m, struct err *ret_err)
 			&m->made_ids);
 	if (r)
 		return r;
+	m->epoch = t->epoch;
 	a->ids = m->made_ids.ids;
 	a->n_ids = m->made_ids.n;
 	return 0;
@@ -137,6 +141,29 @@ static void text_handle(struct text *t, struct message *m)
 	queue_push(m->kind == MESSAGE_APPEND && !r ? t->params.engine : t->params.out, &m->node);
 }
 
+static void text_init_tables(struct text *t)
+{
+	t->tokenizer_code = tokenizer_new(t->manifest, &t->tokenizer_err, &t->tokenizer);
+	t->template_code = template_find(t->manifest, &t->template_err, &t->template);
+}
+
+static bool text_has_template(const struct text *t)
+{
+	return t->tokenizer && !t->template_code && t->template != TEMPLATE_NONE;
+}
+
+/* Nothing of the former model's tables is used any more: answers are copies. */
+static void text_replace(struct text *t, struct message *m)
+{
+	t->tokenizer = tokenizer_free(t->tokenizer);
+	manifest_free(t->manifest);
+	t->manifest = TAKE_PTR(m->manifest.manifest);
+	t->epoch = m->manifest.epoch;
+	text_init_tables(t);
+	m->manifest.has_chat_template = text_has_template(t);
+	queue_push(t->params.out, &m->node);
+}
+
 static void *text_run(void *userdata)
 {
 	struct text *t = userdata;
@@ -149,7 +176,10 @@ static void *text_run(void *userdata)
 			queue_push(t->params.out, &m->node);
 			return NULL;
 		}
-		text_handle(t, m);
+		if (m->kind == MESSAGE_MANIFEST)
+			text_replace(t, m);
+		else
+			text_handle(t, m);
 	}
 }
 
@@ -157,6 +187,7 @@ static struct text *text_destroy(struct text *t)
 {
 	message_free(t->stop);
 	tokenizer_free(t->tokenizer);
+	manifest_free(t->manifest);
 	free(t);
 	return NULL;
 }
@@ -174,8 +205,10 @@ int text_new(const struct text_params *params, struct err *ret_err, struct text 
 		text_destroy(t);
 		return -ENOMEM;
 	}
-	t->tokenizer_code = tokenizer_new(params->manifest, &t->tokenizer_err, &t->tokenizer);
-	t->template_code = template_find(params->manifest, &t->template_err, &t->template);
+	t->manifest = manifest_ref(params->manifest);
+	t->epoch = 1;
+	text_init_tables(t);
+	t->had_template = text_has_template(t);
 	r = -pthread_create(&t->thread, NULL, text_run, t);
 	if (r) {
 		err_set(ret_err, -r, "cannot start the text thread: %s", strerror(-r));
@@ -203,5 +236,5 @@ struct text *text_free(struct text *t)
 
 bool text_has_chat_template(const struct text *t)
 {
-	return t->tokenizer && !t->template_code && t->template != TEMPLATE_NONE;
+	return t->had_template;
 }

@@ -5,7 +5,8 @@
 /*
  * The text thread: tokenizing, detokenizing and chat templates, so that a megabyte of prompt holds
  * up neither the loop nor the engine. It takes MESSAGE_APPEND (text and chat), MESSAGE_TOKENIZE and
- * MESSAGE_DETOKENIZE from its queue, in order.
+ * MESSAGE_DETOKENIZE from its queue, in order; and MESSAGE_MANIFEST, from which on it goes by
+ * another model's tables. It keeps the manifest that it uses alive.
  */
 #include <stdbool.h>
 
@@ -17,7 +18,7 @@ struct queue;
 struct text;
 
 struct text_params {
-	const struct manifest *manifest;
+	struct manifest *manifest; /* a reference is taken */
 	struct queue *in;
 	struct queue *engine; /* where an Append goes that became tokens */
 	struct queue *out;    /* answers and refusals, to the loop */
@@ -39,7 +40,7 @@ void text_stop(struct text *t);
 /* Stops and waits for the thread. Accepts NULL; returns NULL. */
 struct text *text_free(struct text *t);
 
-/* Any thread. */
+/* Of the first manifest. Any thread. */
 bool text_has_chat_template(const struct text *t);
 
 #endif

@@ -92,6 +92,7 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 
 	if (r)
 		return r;
+	uint64_t generation = acquired.generation;
 	log_debug("attach: acquire %.2f ms", (double)(clock_now_ns() - start_ns) / 1e6);
 	w = calloc(1, sizeof(*w));
 	if (w)
@@ -100,7 +101,12 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 	      : -ENOMEM;
 	weights_client_acquired_fini(&acquired);
 	if (r) {
+		struct err ignored = ERR_NULL;
+
 		weights_free(w);
+		/* A refused import needs another connection anyway, which takes the lease along. */
+		if (r < 0 && weights_client_release(params->client, generation, &ignored))
+			log_debug("%s", ignored.text);
 		err_prefix(ret_err, "model %s", params->model);
 		return r;
 	}
@@ -133,7 +139,7 @@ struct weights *weights_free(struct weights *w)
 }
 
 /* Of "blk.<layer>.", which is how GGUF names a layer's tensors. */
-static uint32_t weights_get_layer(const char *name)
+uint32_t weights_get_layer(const char *name)
 {
 	uint32_t layer;
 	int n = 0;

@@ -98,7 +98,8 @@ struct weights_refusal {
 /*
  * Takes a lease, imports every allocation, checks the manifest and acquires ownership. Descriptors
  * that are host pages are mapped after their size was checked; the mapping lives as long as the
- * memory. ret_refusal is written with WEIGHTS_REFUSED only. Times are logged at debug.
+ * memory. ret_refusal is written with WEIGHTS_REFUSED only. On an error the lease is given back.
+ * Times are logged at debug.
  */
 int must_check weights_attach(const struct weights_attach_params *params, struct err *ret_err,
 	struct weights_refusal *ret_refusal, struct weights **ret_weights);
@@ -109,6 +110,9 @@ struct weights *weights_free(struct weights *w);
 /* Looked up when the plan is built, never in a step. -ENOENT with the name in ret_err. */
 int must_check weights_find(const struct weights *w, const char *name, struct err *ret_err,
 	struct weights_tensor *ret_tensor);
+
+/* Of a tensor's name; WEIGHTS_NO_LAYER. */
+uint32_t weights_get_layer(const char *name);
 
 /* Bytes of the allocations with that enum manifest_placement. */
 uint64_t weights_count_bytes(const struct weights *w, uint32_t placement);

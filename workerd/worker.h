@@ -3,44 +3,34 @@
 #define WORKERD_WORKER_H
 
 /*
- * What a worker needs before it can serve: the lease, the device, the weights, the KV cache and the
- * plan. Made on the main thread; device, kv and plan are the engine thread's while that runs.
+ * What a worker needs before it can serve: the client of weightd, the device, and the stack on it.
+ * Made on the main thread; the stack is the engine's when that has begun, and so is the device.
  */
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/stack.h"
 
 struct err;
-struct kv;
+struct notice_params;
 struct options;
-struct plan;
-struct vk_device;
-struct weights;
-struct weights_client;
-struct weights_client_report;
 
 struct worker {
-	struct weights_client *weightd; /* its connection is the lease */
-	struct vk_device *device;
+	struct stack_params site;
+	struct notice_params *notice; /* borrowed */
+	struct stack *stack;          /* until the engine takes it */
 	uint32_t handle_types; /* what of enum weights_client_handle the device takes, a bit each */
-	struct weights *weights;
-	struct kv *kv;
-	struct plan *plan;
-	uint32_t n_rows; /* of a step: the chunk that fitted */
 };
 
 /*
  * Attaches to o->model and allocates. Refused with a sentence: no weightd, no such model, another
- * device, an option that does not fit the model, no memory, a spill under --fail-on-spill.
+ * device, an option that does not fit the model, no memory, a spill under --fail-on-spill. What
+ * weightd tells from the lease on goes to notice. All is borrowed for the worker's life.
  */
-int must_check worker_new(const struct options *o, struct err *ret_err, struct worker **ret_worker);
+int must_check worker_new(const struct options *o, const char *socket, struct notice_params *notice,
+	struct err *ret_err, struct worker **ret_worker);
 
 /* Gives everything back and ends the lease. Accepts NULL; returns NULL. */
 struct worker *worker_free(struct worker *w);
-
-/* What weightd is told that this worker holds for itself; socket (borrowed): where its clients find
- * it. Before the engine thread runs. */
-void worker_describe(
-	const struct worker *w, const char *socket, struct weights_client_report *ret_report);
 
 #endif

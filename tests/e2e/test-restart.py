@@ -26,6 +26,8 @@ GAP_SECONDS = 0.25
 KEEPER_PROTOCOL, KEEPER_TAKE = 0x4b01, 3
 GAP_FACTOR = 60
 
+QUESTION = "Which continent is Chile in?"
+
 
 class Way:
     """weightd with one way of keeping descriptors; starts it again as it was."""
@@ -262,6 +264,39 @@ def test_goes_on_alone(site):
     way.close()
 
 
+def test_grants_come_back(site):
+    """What was granted to a worker counts with the next weightd as before."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo")
+    before = site.status()["devices"][0]["account"]
+    check(before["reserved_bytes"] > 0, f"account: {before}")
+    way.kill()
+    way.start()
+    wait_leases(site, [worker.pid])
+    after = site.status()["devices"][0]["account"]
+    for figure in ("weights_bytes", "reserved_bytes"):
+        check_equal(after[figure], before[figure], figure)
+    worker.stop()
+    wait_until(lambda: site.status()["devices"][0]["account"]["reserved_bytes"] == 0, "given back")
+    way.close()
+
+
+def test_parked_meanwhile(site):
+    """A parked worker has nothing to resume, and returns to the weightd that there is then."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo", ["--park-after", "1"])
+    answer = site.ctl("ask", QUESTION, worker=worker).out
+    wait_until(lambda: not any(w["leases"] for w in site.status()["workers"]), "parked")
+    way.kill()
+    way.start()
+    wait_until(lambda: [w["pid"] for w in site.status()["workers"]] == [worker.pid], "it is back")
+    check_equal(site.status()["workers"][0]["leases"], [], "leases of who parked")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, answer, "answer after both")
+    way.close()
+
+
 def test_ends_while_it_waits(site):
     """SIGTERM ends a worker at once, though a weightd that it asks does not answer."""
     way = Way(site, "workers")
@@ -363,25 +398,27 @@ def test_worker_that_stands_still(site):
 
 
 def test_draining(site):
-    """What was replaced before the kill is still its last worker's, and goes with it."""
+    """What was replaced before the kill is still its worker's, which moves on when it is back."""
     way = Way(site, "keeper")
     way.start()
     old = site.worker("demo")
+    os.kill(old.pid, signal.SIGSTOP)
     site.ctl("load", f"demo={harness.MODEL}", "--replace")
     before = {g["id"]: g["state"] for g in site.status()["models"][0]["generations"]}
     check_equal(list(before.values()), ["draining", "ready"], "states")
     way.kill()
     way.start()
-    wait_leases(site, [old.pid])
-    found = {g["id"]: (g["state"], g["origin"]) for g in site.status()["models"][0]["generations"]}
-    check_equal(found, {i: (s, "adopted") for i, s in before.items()}, "generations")
-    old.stop()
+    wait_until(lambda: {g["id"]: (g["state"], g["origin"])
+                        for m in site.status()["models"] for g in m["generations"]} ==
+               {i: (s, "adopted") for i, s in before.items()}, "generations")
+    os.kill(old.pid, signal.SIGCONT)
     wait_until(lambda: len(site.status()["models"][0]["generations"]) == 1, "the old one goes")
+    wait_leases(site, [old.pid])
     way.close()
 
 
 def test_another_file_under_the_name(site):
-    """The command line's file changed meanwhile: the old one stays with whoever has it."""
+    """The command line's file changed meanwhile: the old one goes when its worker has moved on."""
     path = os.path.join(site.dir, "m.gguf")
     other = os.path.join(harness.DATA, "models", "atlas-dense-f16.gguf")
     if not os.path.exists(other):
@@ -397,11 +434,10 @@ def test_another_file_under_the_name(site):
     with open(path, "wb") as f, open(other, "rb") as model:
         f.write(model.read())
     way.start()
+    wait_until(lambda: [(g["id"], g["state"], g["origin"])
+                        for g in site.status()["models"][0]["generations"]] ==
+               [(before["id"] + 1, "ready", "loaded")], "generations")
     wait_leases(site, [worker.pid])
-    found = [(g["id"], g["state"], g["origin"])
-             for g in site.status()["models"][0]["generations"]]
-    check_equal(found, [(before["id"], "draining", "adopted"),
-                        (before["id"] + 1, "ready", "loaded")], "generations")
     way.close()
 
 

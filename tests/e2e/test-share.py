@@ -117,17 +117,24 @@ def states(site, model):
 
 def test_replace_and_unload_under_a_reader(site):
     site.weightd({"demo": harness.MODEL})
-    old = site.worker("demo")
+    old = site.worker("demo", ["--ctx", "512"])
+    running = long_completion(site, old)
+    generated = lambda: site.ctl("status", "--json", worker=old).json()["worker"]
+    harness.wait_until(lambda: generated()["generated_tokens"] > 0, "the old worker generates")
     site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    # Who generates stays where it is; with that over it moves, and the old generation goes.
     check_equal(list(states(site, "demo").values()), [("draining", 1), ("ready", 0)],
                 "the old generation beside the next")
     young = site.worker("demo")
+    check_equal(site.finish_ctl(running).status, 0, "the generation under which it was replaced")
+    harness.wait_until(lambda: list(states(site, "demo").values()) == [("ready", 2)],
+                       "the old generation goes with its last generation of text")
     for worker in old, young:
         answer = site.ctl("ask", "Which continent is Chile in?", worker=worker)
         check_equal(answer.out, "Chile is in South America.\n", worker.name)
     old.stop()
     harness.wait_until(lambda: list(states(site, "demo").values()) == [("ready", 1)],
-                       "the old generation goes with its last worker")
+                       "one lease is left")
     check_equal(site.ctl("unload", "demo").out, "demo: draining: 1 lease\n", "unload")
     check_equal(list(states(site, "demo").values()), [("draining", 1)], "after unload")
     young.stop()

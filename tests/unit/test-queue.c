@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 
+#include "workerd/clock.h"
 #include "workerd/queue.h"
 
 struct item {
@@ -91,11 +92,33 @@ static void test_many_producers(void **state)
 	queue_free(q);
 }
 
+static void test_wait_until(void **state)
+{
+	enum { MS = 1000 * 1000 };
+	struct item item = {.number = 1};
+	struct queue *q;
+
+	(void)state;
+	assert_int_equal(queue_new(&q), 0);
+	uint64_t start_ns = clock_now_ns();
+	queue_wait_until(q, start_ns + 30 * MS);
+	assert_true(clock_now_ns() >= start_ns + 30 * MS);
+	queue_wait_until(q, 1); /* long ago */
+	queue_push(q, &item.node);
+	queue_wait_until(q, UINT64_MAX);
+	start_ns = clock_now_ns();
+	queue_wait_until(q, start_ns + 20000ull * MS);
+	assert_true(clock_now_ns() < start_ns + 10000ull * MS);
+	assert_non_null(queue_take(q));
+	queue_free(q);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_order_and_fd),
 		CASE(test_many_producers),
+		CASE(test_wait_until),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

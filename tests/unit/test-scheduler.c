@@ -554,6 +554,59 @@ static void test_step_fails(void **state)
 	end_scheduler(s);
 }
 
+/* The KV cache goes amid two generations, and another comes with other slots and fewer rows. */
+static void test_detach_and_attach(void **state)
+{
+	struct scheduler_params params = {.n_sessions = N_SESSIONS,
+		.n_ctx = N_CTX,
+		.n_rows = N_SESSIONS,
+		.n_vocab = N_VOCAB,
+		.max_text_bytes = 4};
+	struct scheduler *s = new_scheduler();
+	struct err e = ERR_NULL;
+	uint64_t sessions[3];
+	uint32_t n_total;
+
+	(void)state;
+	for (uint32_t i = 0; i < 3; i++)
+		sessions[i] = open_prompt(s, CLIENT, 20 + i, i);
+	generate(s, CLIENT, sessions[1], 1, 9);
+	generate(s, CLIENT, sessions[2], 2, 12);
+	while (fake.n_tokens[1] < 4)
+		step(s);
+	scheduler_detach(s);
+	for (uint32_t i = 0; i < N_SESSIONS; i++)
+		assert_false(fake.is_open[i]);
+	/* What does not compute goes on: sessions close, open, grow and shrink. */
+	check_ok(scheduler_close(s, CLIENT, sessions[0], &e), &e);
+	uint64_t young = open_prompt(s, CLIENT, 5, 3);
+	check_ok(scheduler_truncate(s, CLIENT, young, 3, &e), &e);
+	check_ok(scheduler_append(s, CLIENT, young, (const uint32_t[]){1}, 1, &e, &n_total), &e);
+	for (uint32_t i = 3; i < N_SESSIONS; i++)
+		open_prompt(s, CLIENT + 1, 1, i);
+	assert_int_equal(scheduler_open(s, CLIENT, &e, &young), -EAGAIN);
+	scheduler_disconnect(s, CLIENT + 1);
+	assert_true(scheduler_is_busy(s));
+	check_ok(scheduler_attach(s, &params, false, &e), &e);
+	assert_int_equal(scheduler_get_largest_ctx(s), N_CTX);
+	run(s);
+	expect_tokens(1, 21, 1, 9);
+	expect_tokens(2, 22, 2, 12);
+	expect_finished(1, MESSAGE_REASON_LENGTH);
+	expect_finished(2, MESSAGE_REASON_LENGTH);
+	/* More rows again, and tokens that mean nothing there. */
+	scheduler_detach(s);
+	params.n_rows = N_ROWS;
+	check_ok(scheduler_attach(s, &params, true, &e), &e);
+	struct message *m = new_generate(CLIENT, sessions[1], 3, 1);
+	assert_int_equal(scheduler_generate(s, m, &e), -ESTALE);
+	message_free(m);
+	generate(s, CLIENT, open_prompt(s, CLIENT, 40, 4), 4, 3);
+	run(s);
+	expect_tokens(4, 40, 4, 3);
+	end_scheduler(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -568,6 +621,7 @@ int main(void)
 		CASE(test_seed),
 		CASE(test_no_pages),
 		CASE(test_step_fails),
+		CASE(test_detach_and_attach),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -180,6 +180,41 @@ static void test_full_context(void **state)
 	session_close(&s);
 }
 
+/* Another KV cache, or another model: computed anew, in its slot, as far as tokens mean the same.
+ */
+static void test_rebase(void **state)
+{
+	struct session s;
+	struct err e = ERR_NULL;
+	struct message *m = new_generate(1);
+
+	(void)state;
+	open_with(&s, 6);
+	s.n_cached = 5;
+	session_rebase(&s, 3, N_CTX + 10, false);
+	assert_int_equal(s.slot, 3);
+	assert_int_equal(s.n_cached, 0);
+	assert_int_equal(s.n_tokens, 6);
+	assert_int_equal(s.n_ctx, N_CTX); /* it has no room for more */
+	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), 0);
+	session_rebase(&s, 0, 7, false);
+	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), -ENOSPC);
+	session_rebase(&s, 0, 6, false);
+	assert_int_equal(session_append(&s, ids, 0, N_VOCAB, &e), -ESTALE);
+	assert_non_null(strstr(e.text, "begin anew"));
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -ESTALE);
+	assert_int_equal(session_truncate(&s, 1, &e), -ESTALE);
+	assert_int_equal(session_truncate(&s, 0, &e), 0);
+	assert_int_equal(session_append(&s, ids, 2, N_VOCAB, &e), 0);
+	session_rebase(&s, 1, 6, true);
+	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), -ESTALE);
+	/* What is stale stays so, whatever model comes. */
+	session_rebase(&s, 1, 6, false);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -ESTALE);
+	message_free(m);
+	session_close(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -189,6 +224,7 @@ int main(void)
 		CASE(test_length),
 		CASE(test_end_token),
 		CASE(test_full_context),
+		CASE(test_rebase),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

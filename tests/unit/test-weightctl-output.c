@@ -258,6 +258,11 @@ static void test_worker_json(void **state)
 	assert_int_equal(integer(experts, "found"), 9);
 	assert_int_equal(integer(experts, "fetched"), 3);
 	assert_int_equal(integer(experts, "direct"), 2);
+	assert_string_equal(json_string_value(json_object_get(s, "state")), "ready");
+	json_decref(s);
+	w.is_parked = true;
+	s = status_json_worker(&w);
+	assert_string_equal(json_string_value(json_object_get(s, "state")), "parked");
 	json_decref(s);
 }
 

@@ -10,6 +10,7 @@
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
 #include "workerd/kv.h"
+#include "workerd/plan-layout.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
@@ -102,6 +103,30 @@ static float *run_in_chunks(uint32_t chunk)
 	}
 	kv_close(kv, slot);
 	return last;
+}
+
+/* What is reserved beforehand is what is then allocated, up to a driver's rounding. */
+static void test_measured_beforehand(void **state)
+{
+	enum { ROUNDING_BYTES = 1 << 20 }; /* stack.c's slack */
+	struct plan_params params = {.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS};
+	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
+	struct plan_layout_bytes bytes = {0};
+	uint64_t n_page_bytes = 0, n_io_bytes = 0;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	on_device_check(
+		plan_layout_measure(model.weights, &params, &e, &bytes), &e, "measure the plan");
+	on_device_check(
+		kv_measure(device, kv_get_params(kv), &e, &n_page_bytes, &n_io_bytes), &e, "kv");
+	vk_memory_get_counters(device, c);
+	assert_in_range(
+		c[VK_MEMORY_KV].requested_bytes, n_page_bytes, n_page_bytes + ROUNDING_BYTES / 4);
+	assert_in_range(c[VK_MEMORY_SCRATCH].requested_bytes, bytes.n_scratch_bytes,
+		bytes.n_scratch_bytes + ROUNDING_BYTES / 4);
+	assert_in_range(c[VK_MEMORY_IO].requested_bytes, bytes.n_io_bytes + n_io_bytes,
+		bytes.n_io_bytes + n_io_bytes + ROUNDING_BYTES / 4);
 }
 
 static void test_bits_do_not_depend_on_chunks(void **state)
@@ -254,6 +279,7 @@ static void test_dispatches(void **state)
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
+		CASE(test_measured_beforehand),
 		CASE(test_bits_do_not_depend_on_chunks),
 		CASE(test_bits_do_not_depend_on_neighbours),
 		CASE(test_step_refused),

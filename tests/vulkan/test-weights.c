@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attaching to what weightd hands out; weights_client_acquire is this file's. */
+/* Attaching to what weightd hands out; the client is this file's. */
 #include "tests/vulkan/on-device.h"
 
 #include <fcntl.h>
@@ -35,6 +35,17 @@ int weights_client_acquire(struct weights_client *c, const char *model, const ui
 		return err_set(ret_err, ENOENT, "model %s: there is none", model);
 	*ret_acquired = offer;
 	offer = (struct weights_client_acquired){.manifest_fd = -1};
+	return 0;
+}
+
+/* The generation that was given back last. */
+static uint64_t released;
+
+int weights_client_release(struct weights_client *c, uint64_t generation, struct err *ret_err)
+{
+	(void)c;
+	(void)ret_err;
+	released = generation;
 	return 0;
 }
 
@@ -434,6 +445,7 @@ static void test_import_refused(void **state)
 	make_offer(d, memories);
 	give_file();
 	import_result = VK_HOST_REFUSED;
+	released = 0;
 	assert_int_equal(attach(d, "tiny", 1, &e, &refusal, &w), WEIGHTS_REFUSED);
 	assert_int_equal(refusal.handle_type, WEIGHTS_CLIENT_FILE);
 	assert_int_equal(refusal.index, 0);
@@ -445,8 +457,11 @@ static void test_import_refused(void **state)
 	make_offer(d, memories);
 	give_memfd();
 	import_result = -ENOMEM;
+	assert_int_equal(released, 0);
 	assert_int_equal(attach(d, "tiny", 0, &e, &refusal, &w), -ENOMEM);
 	assert_int_equal(refusal.index, 99);
+	/* The lease goes back; after a refused import it goes with the connection. */
+	assert_int_equal(released, GENERATION);
 	assert_null(w);
 	import_result = 0;
 	free_memories(memories);

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_UNIT_ENGINE_BENCH_H
+#define TESTS_UNIT_ENGINE_BENCH_H
+
+/*
+ * The engine thread with a device, a stack and a client of weightd that are this file's. For one
+ * test program each: it defines what the engine calls.
+ */
+#include "tests/case.h"
+
+#include <errno.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "proto/manifest.h"
+#include "proto/util/err.h"
+#include "vk/cache.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "workerd/engine.h"
+#include "workerd/clock.h"
+#include "workerd/kv.h"
+#include "workerd/lease.h"
+#include "workerd/loan.h"
+#include "workerd/message.h"
+#include "workerd/plan.h"
+#include "workerd/queue.h"
+#include "workerd/stack.h"
+#include "workerd/weights.h"
+
+enum { N_SLOTS = 2, N_CTX = 64, N_ROWS = 8, N_VOCAB = 4, CONTROL = 2, END = 3, CLIENT = 7 };
+
+static const struct kv_params kv_shape = {.n_slots = N_SLOTS, .n_ctx = N_CTX};
+static bool is_slot_open[N_SLOTS];
+static float logits[N_SLOTS][N_VOCAB];
+static atomic_int step_result; /* of the next steps */
+static atomic_uint next_token; /* that each step makes the largest */
+static atomic_uint n_cache_saves;
+static atomic_bool is_gated; /* a step waits for gate */
+static sem_t gate;
+static struct plan_row first_row; /* of the last step */
+static atomic_uint n_last_rows;
+
+int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
+{
+	(void)kv;
+	for (uint32_t i = 0; i < N_SLOTS; i++) {
+		if (is_slot_open[i])
+			continue;
+		is_slot_open[i] = true;
+		*ret_slot = i;
+		return 0;
+	}
+	return err_set(ret_err, EAGAIN, "sessions: all are open");
+}
+
+void kv_close(struct kv *kv, uint32_t slot)
+{
+	(void)kv;
+	is_slot_open[slot] = false;
+}
+
+int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
+{
+	(void)kv;
+	(void)slot;
+	(void)n_tokens;
+	(void)ret_err;
+	return 0;
+}
+
+void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens)
+{
+	(void)kv;
+	(void)slot;
+	(void)n_tokens;
+}
+
+const struct kv_params *kv_get_params(const struct kv *kv)
+{
+	(void)kv;
+	return &kv_shape;
+}
+
+int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
+	uint32_t n_want, struct err *ret_err, const float **ret_logits)
+{
+	(void)p;
+	(void)want;
+	(void)ret_err;
+	assert_true(n_rows <= N_ROWS && n_want <= N_SLOTS);
+	if (is_gated)
+		sem_wait(&gate);
+	first_row = rows[0];
+	n_last_rows = n_rows;
+	if (step_result)
+		return step_result;
+	for (uint32_t i = 0; i < n_want; i++)
+		for (uint32_t t = 0; t < N_VOCAB; t++)
+			logits[i][t] = t == next_token;
+	*ret_logits = logits[0];
+	return 0;
+}
+
+void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)
+{
+	(void)p;
+	*ret_counters = (struct plan_counters){.stream_rows = 16, .stream_bytes = 99};
+}
+
+int plan_bench_memory(struct plan *p, struct err *ret_err,
+	struct bench_memory_rate ret_rates[BENCH_MEMORY_MAX_RATES], uint32_t *ret_n)
+{
+	(void)p;
+	(void)ret_err;
+	ret_rates[0] = (struct bench_memory_rate){.placement = 3, .n_bytes = 5};
+	*ret_n = 1;
+	return 0;
+}
+
+uint32_t plan_get_n_vocab(const struct plan *p)
+{
+	(void)p;
+	return N_VOCAB;
+}
+
+uint32_t plan_get_n_dispatches(const struct plan *p)
+{
+	(void)p;
+	return 38;
+}
+
+uint64_t weights_count_bytes(const struct weights *w, uint32_t placement)
+{
+	(void)w;
+	return placement;
+}
+
+int vk_cache_save(struct vk_device *d)
+{
+	(void)d;
+	n_cache_saves++;
+	return 0;
+}
+
+void vk_memory_get_counters(
+	const struct vk_device *d, struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES])
+{
+	(void)d;
+	memset(ret_counters, 0, VK_MEMORY_N_ROLES * sizeof(*ret_counters));
+	ret_counters[VK_MEMORY_KV] = (struct vk_memory_counter){
+		.requested_bytes = 30, .placed_bytes = 20, .spilled_bytes = 10};
+}
+
+const char *vk_memory_role_name(enum vk_memory_role role)
+{
+	static const char *const names[] = {"weights", "kv", "scratch", "staging", "io"};
+
+	return names[role];
+}
+
+static const struct manifest_token tokens[N_VOCAB] = {
+	{.bytes = {0, 1}, .type = MANIFEST_TOKEN_NORMAL},
+	{.bytes = {1, 2}, .type = MANIFEST_TOKEN_NORMAL},
+	{.bytes = {0, 3}, .type = MANIFEST_TOKEN_CONTROL},
+	{.bytes = {0, 3}, .type = MANIFEST_TOKEN_CONTROL},
+};
+static const struct manifest_tokenizer tokenizer = {.n_eog = 1, .eog = {END}};
+static const struct manifest_token other_tokens[N_VOCAB] = {
+	{.bytes = {0, 1}, .type = MANIFEST_TOKEN_NORMAL},
+	{.bytes = {2, 1}, .type = MANIFEST_TOKEN_NORMAL},
+	{.bytes = {0, 3}, .type = MANIFEST_TOKEN_CONTROL},
+	{.bytes = {0, 3}, .type = MANIFEST_TOKEN_CONTROL},
+};
+static const struct manifest_hparams hparams = {.n_ctx_train = N_CTX};
+
+/* ---- what weightd has, and what the engine made of it ---- */
+
+enum { N_GENERATIONS = 4 };
+
+/* Generations 1 to 3 have the same tokens, 4 others; 1 and 2 are of the same file. */
+static struct manifest_header headers[N_GENERATIONS];
+static struct manifest manifests[N_GENERATIONS];
+static struct weights weights[N_GENERATIONS];
+static atomic_uint newest;      /* generation that a new stack is of */
+static atomic_int stack_result; /* of stack_new */
+static atomic_bool is_gone;     /* weightd */
+static atomic_bool is_lent;
+static atomic_uint n_stacks; /* that there are */
+static atomic_uint n_left;   /* leases that were given back */
+
+static void make_generations(void)
+{
+	for (uint32_t i = 0; i < N_GENERATIONS; i++) {
+		headers[i] = (struct manifest_header){
+			.generation = i + 1, .content_hash = {i < 2 ? 7 : (uint8_t)(50 + i)}};
+		/* Each is this file's too: it never goes. */
+		manifests[i] = (struct manifest){
+			.n_refs = 1,
+			.header = &headers[i],
+			.strings = (const uint8_t *)"abc",
+			.tokens = i == 3 ? other_tokens : tokens,
+			.n_vocab = N_VOCAB,
+			.tokenizer = &tokenizer,
+			.hparams = &hparams,
+		};
+		weights[i] = (struct weights){.manifest = &manifests[i], .generation = i + 1};
+	}
+}
+
+int loan_take(struct loan *l, struct err *ret_err, struct weights_client **ret_client)
+{
+	(void)l;
+	(void)ret_client;
+	assert_false(is_lent);
+	if (is_gone)
+		return err_set(ret_err, ENOTCONN, "weightd is gone");
+	is_lent = true;
+	return 0;
+}
+
+void loan_give_back(struct loan *l)
+{
+	(void)l;
+	assert_true(is_lent);
+	is_lent = false;
+}
+
+static struct stack *make_stack(void)
+{
+	struct stack *s = calloc(1, sizeof(*s));
+
+	assert_non_null(s);
+	s->weights = &weights[newest - 1];
+	s->n_rows = N_ROWS;
+	manifest_ref(s->weights->manifest);
+	for (uint32_t i = 0; i < N_SLOTS; i++)
+		assert_false(is_slot_open[i]);
+	n_stacks++;
+	return s;
+}
+
+int stack_new(const struct stack_params *params, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct stack **ret_stack)
+{
+	(void)params;
+	(void)ret_refusal;
+	assert_true(is_lent);
+	assert_int_equal(n_stacks, 0);
+	if (stack_result)
+		return stack_result > 0 ? stack_result
+					: err_set(ret_err, -stack_result, "pid 12 has it all");
+	*ret_stack = make_stack();
+	return 0;
+}
+
+struct stack *stack_free(struct stack *s)
+{
+	if (!s)
+		return NULL;
+	manifest_free(s->weights->manifest);
+	free(s);
+	n_stacks--;
+	return NULL;
+}
+
+int stack_leave(const struct stack_params *params, uint64_t generation, struct err *ret_err)
+{
+	(void)params;
+	(void)generation;
+	(void)ret_err;
+	assert_true(is_lent);
+	assert_int_equal(n_stacks, 0);
+	n_left++;
+	return 0;
+}
+
+int stack_describe(
+	const struct stack_params *params, struct err *ret_err, struct manifest **ret_manifest)
+{
+	(void)params;
+	(void)ret_err;
+	assert_true(is_lent);
+	*ret_manifest = manifest_ref(&manifests[newest - 1]);
+	return 0;
+}
+
+struct bench {
+	struct queue *in;
+	struct queue *text;
+	struct queue *out;
+	struct lease *lease;
+	struct engine *engine;
+	uint64_t last_id;
+};
+
+static void bench_open_with(struct bench *b, uint64_t park_after_ns, bool no_park)
+{
+	static const struct stack_params site = {0};
+	struct err e = ERR_NULL;
+
+	*b = (struct bench){0};
+	step_result = 0;
+	stack_result = 0;
+	next_token = 1;
+	n_cache_saves = 0;
+	n_left = 0;
+	newest = 1;
+	is_gone = false;
+	is_gated = false;
+	sem_init(&gate, 0, 0);
+	make_generations();
+	assert_int_equal(queue_new(&b->in), 0);
+	assert_int_equal(queue_new(&b->text), 0);
+	assert_int_equal(queue_new(&b->out), 0);
+	assert_int_equal(lease_new(&b->lease), 0);
+	const struct engine_params params = {.site = &site,
+		.stack = make_stack(),
+		.lease = b->lease,
+		.park_after_ns = park_after_ns,
+		.no_park = no_park,
+		.in = b->in,
+		.text = b->text,
+		.out = b->out};
+	assert_int_equal(engine_new(&params, &e, &b->engine), 0);
+}
+
+static inline void bench_open(struct bench *b)
+{
+	bench_open_with(b, 0, false);
+}
+
+static struct message *receive(struct bench *b)
+{
+	queue_wait(b->out);
+	return message_from_node(queue_take(b->out));
+}
+
+static struct message *receive_kind(struct bench *b, enum message_kind kind)
+{
+	struct message *m = receive(b);
+
+	assert_int_equal(m->kind, kind);
+	return m;
+}
+
+/* Stops the thread; what is left in the queue must be nothing but its last message. */
+static void bench_close(struct bench *b)
+{
+	engine_free(b->engine);
+	message_free(receive_kind(b, MESSAGE_STOP));
+	assert_null(queue_take(b->out));
+	for (uint32_t i = 0; i < N_SLOTS; i++)
+		assert_false(is_slot_open[i]);
+	assert_int_equal(n_stacks, 0);
+	assert_null(queue_take(b->text));
+	for (uint32_t i = 0; i < N_GENERATIONS; i++)
+		assert_int_equal(manifests[i].n_refs, 1);
+	queue_free(b->in);
+	queue_free(b->text);
+	queue_free(b->out);
+	lease_free(b->lease);
+}
+
+static struct message *new_request(struct bench *b, enum message_kind kind)
+{
+	struct message *m = message_new(kind, CLIENT, 0);
+
+	assert_non_null(m);
+	m->id = ++b->last_id;
+	m->serial = b->last_id;
+	return m;
+}
+
+/* Sends a request that is to be accepted, and returns it answered. */
+static struct message *call(struct bench *b, struct message *m)
+{
+	queue_push(b->in, &m->node);
+	struct message *answer = receive(b);
+	assert_ptr_equal(answer, m);
+	if (m->code)
+		fail_msg("%d %s", m->code, message_get_error(m));
+	return m;
+}
+
+static uint64_t open_session(struct bench *b)
+{
+	static const uint32_t ids[] = {0, 1, 0};
+	struct message *m = call(b, new_request(b, MESSAGE_OPEN));
+	uint64_t session = m->session;
+
+	message_free(m);
+	m = new_request(b, MESSAGE_APPEND);
+	m->append.session = session;
+	m->append.ids = ids;
+	m->append.n_ids = 3;
+	call(b, m);
+	assert_int_equal(m->append.n_added, 3);
+	assert_int_equal(m->append.n_total, 3);
+	message_free(m);
+	return session;
+}
+
+#endif

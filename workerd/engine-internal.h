@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_ENGINE_INTERNAL_H
+#define WORKERD_ENGINE_INTERNAL_H
+
+/* The engine, for workerd/engine and workerd/park alone. Engine thread. */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/err.h"
+#include "workerd/engine.h"
+#include "workerd/stack.h"
+
+struct manifest;
+struct message;
+struct scheduler;
+
+struct engine {
+	struct engine_params params;
+	struct stack_params site;  /* its client is the one that was lent last */
+	struct stack *stack;       /* NULL: parked */
+	struct manifest *manifest; /* a reference: of the stack there is, or of the last */
+	uint64_t generation;       /* likewise */
+	uint64_t epoch;            /* see message.epoch */
+	uint64_t newest;           /* generation that weightd has told of */
+	uint64_t unfit;            /* newer generation that open sessions cannot move to */
+	uint64_t lost;             /* generation not to be computed with */
+	struct err lost_why;
+	bool is_pressed;
+	uint64_t idle_ns; /* since when nobody generates, or parking was tried */
+	struct scheduler *scheduler;
+	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
+	struct message *failure; /* MESSAGE_FAILED until it is sent */
+	int code;                /* not 0: failed, and error says why */
+	struct err error;
+	bool is_cache_due; /* a first generation has made the driver compile everything */
+	bool is_cache_saved;
+	pthread_t thread;
+};
+
+/* code: -errno or VK_DEVICE_LOST. The first failure counts; the thread acts on it. */
+void engine_set_failed(struct engine *e, int code, const struct err *why);
+
+/* Takes m, to the loop; NULL is a failure of the engine. */
+void engine_send(struct engine *e, struct message *m);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/plan-layout.h"
+
+#include <errno.h>
+
+#include "proto/manifest.h"
+#include "proto/util/bytes.h"
+#include "proto/util/err.h"
+#include "shaders/abi.h"
+#include "workerd/arch.h"
+#include "workerd/graph.h"
+#include "workerd/plan.h"
+#include "workerd/weights.h"
+
+enum { N_SLOTS = 2 }; /* fetch.c's: one is computed with while the other is filled */
+
+bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
+	struct plan_layout *ret)
+{
+	uint64_t n_logit_bytes = 4ull * n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
+
+	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
+	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
+	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->constants) &&
+	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
+	       !__builtin_add_overflow(ret->logits, n_logit_bytes, &ret->n_bytes);
+}
+
+/* The tensors of a layer that are not on the device are copied together, those of none apart. */
+static uint64_t plan_layout_count_slots(const struct weights *w)
+{
+	uint64_t n_most = 0, n_layer_bytes = 0;
+	uint32_t layer = WEIGHTS_NO_LAYER;
+
+	for (uint32_t n = 0; n <= w->manifest->hparams->n_layers; n++) {
+		layer = n ? n - 1 : WEIGHTS_NO_LAYER;
+		n_layer_bytes = 0;
+		for (uint32_t i = 0; i < w->manifest->n_tensors; i++) {
+			const struct manifest_tensor *t = &w->manifest->tensors[i];
+			if (w->allocs[t->alloc].placement == MANIFEST_PLACEMENT_DEVICE ||
+				weights_get_layer((const char *)manifest_get_string(
+					w->manifest, t->name)) != layer)
+				continue;
+			n_layer_bytes = layer == WEIGHTS_NO_LAYER ? 0 : n_layer_bytes;
+			n_layer_bytes += t->n_bytes + 256;
+			n_most = n_layer_bytes > n_most ? n_layer_bytes : n_most;
+		}
+	}
+	return n_most * N_SLOTS;
+}
+
+int plan_layout_measure(const struct weights *w, const struct plan_params *params,
+	struct err *ret_err, struct plan_layout_bytes *ret_bytes)
+{
+	_cleanup_(graph_fini)
+	struct graph g = {0};
+	const struct arch *arch = NULL;
+	struct plan_layout io = {0};
+	uint64_t n_value_bytes = 0;
+	int r = arch_find(w, ret_err, &arch);
+
+	if (!r)
+		r = arch->build(w, &g, ret_err);
+	if (!r)
+		r = graph_place(&g, params->n_rows, ret_err, &n_value_bytes);
+	if (r)
+		return r;
+	uint64_t n_constant_bytes =
+		g.n_rot / 2 * sizeof(uint64_t) + g.n_table_entries * sizeof(uint64_t);
+	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, n_constant_bytes, &io))
+		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
+	uint64_t n_slot_bytes = plan_layout_count_slots(w);
+	if (n_slot_bytes) /* their experts have tables of their own */
+		n_slot_bytes += g.n_table_entries * sizeof(uint64_t);
+	*ret_bytes = (struct plan_layout_bytes){
+		.n_scratch_bytes = n_value_bytes + n_constant_bytes + n_slot_bytes +
+				   params->n_expert_cache_bytes,
+		.n_io_bytes = io.n_bytes,
+	};
+	return 0;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_PLAN_LAYOUT_H
+#define WORKERD_PLAN_LAYOUT_H
+
+/*
+ * Where things lie in a plan's io memory, and what a plan takes in all before anything is
+ * allocated. Any one thread.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct plan_params;
+struct weights;
+
+/* What a step's rows are, at the start of io memory. */
+struct plan_io {
+	uint32_t n_rows;
+	uint32_t n_want;
+};
+
+/* Offsets into io memory. */
+struct plan_layout {
+	uint64_t rows;
+	uint64_t want;
+	uint64_t constants;
+	uint64_t logits;
+	uint64_t n_bytes;
+};
+
+/* n_vocab: of a row of logits. False on overflow. */
+bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
+	struct plan_layout *ret_layout);
+
+struct plan_layout_bytes {
+	uint64_t n_scratch_bytes; /* values, constants, slots of weights that are copied ahead */
+	uint64_t n_io_bytes;
+};
+
+/*
+ * What plan_new would allocate with these parameters, but for some kilobytes; slots are counted as
+ * for the largest layer. The errors of plan_new without a device.
+ */
+int must_check plan_layout_measure(const struct weights *w, const struct plan_params *params,
+	struct err *ret_err, struct plan_layout_bytes *ret_bytes);
+
+#endif

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/stack.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "proto/manifest.h"
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "proto/weights-client.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "workerd/kv.h"
+#include "workerd/options.h"
+#include "workerd/plan-layout.h"
+#include "workerd/plan.h"
+#include "workerd/weights.h"
+
+enum {
+	DEFAULT_CTX = 4096,
+	DEFAULT_CHUNK = 256,
+	/* Drivers round allocations up; what that was is known, and given back, afterwards. */
+	SLACK_BYTES = 1 << 20,
+};
+
+static int stack_get_kv_params(const struct stack_params *params, const struct weights *w,
+	struct err *ret_err, struct kv_params *ret_kv)
+{
+	const struct manifest_hparams *h = w->manifest->hparams;
+	const struct options *o = params->options;
+	uint32_t n_ctx = o->n_ctx;
+
+	if (h->head_dim_k != h->head_dim_v)
+		return err_set(ret_err, ENOTSUP,
+			"model %s: keys of %" PRIu32 " and values of %" PRIu32
+			" dimensions: expected the same",
+			o->model, h->head_dim_k, h->head_dim_v);
+	if (n_ctx > h->n_ctx_train)
+		return err_set(ret_err, EINVAL,
+			"--ctx: expected at most the %" PRIu32
+			" that model %s was trained for, found %" PRIu32,
+			h->n_ctx_train, o->model, n_ctx);
+	if (!n_ctx)
+		n_ctx = h->n_ctx_train < DEFAULT_CTX ? h->n_ctx_train : DEFAULT_CTX;
+	/* Each slot's last page may be partly used, so a slot's pages are counted whole. */
+	uint64_t n_slot_tokens = (n_ctx + KV_PAGE_TOKENS - 1ull) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
+	*ret_kv = (struct kv_params){
+		.n_layers = h->n_layers,
+		.n_head_kv = h->n_head_kv,
+		.head_dim = h->head_dim_k,
+		.n_slots = o->n_sessions,
+		.n_ctx = n_ctx,
+		.n_tokens = o->n_sessions * n_slot_tokens,
+	};
+	return 0;
+}
+
+/* Where all memory is the device's own, copies of it are no faster, and io memory counts too. */
+static bool stack_has_host_memory(const struct stack_params *params)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+
+	for (uint32_t i = 0; i < info->n_heaps; i++)
+		if (!info->heaps[i].device_local)
+			return true;
+	return false;
+}
+
+/* The next smaller chunk; 0: none. */
+static uint32_t stack_get_less_rows(const struct stack_params *params, uint32_t n_rows)
+{
+	uint32_t n_less = n_rows / 2 / OPTIONS_CHUNK_STEP * OPTIONS_CHUNK_STEP;
+
+	return n_less < params->options->n_sessions ? 0 : n_less;
+}
+
+static struct plan_params stack_get_plan_params(const struct stack_params *params, uint32_t n_rows)
+{
+	const struct options *o = params->options;
+	struct plan_params p = {
+		.n_rows = n_rows, .n_logit_rows = o->n_sessions, .stream_rows = o->stream_rows};
+
+	if (!p.stream_rows && !stack_has_host_memory(params))
+		p.stream_rows = PLAN_NEVER_STREAM;
+	return p;
+}
+
+/* Of the device, with steps of n_rows. */
+static int stack_measure(const struct stack_params *params, const struct weights *w,
+	const struct kv_params *kv, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes)
+{
+	const struct plan_params plan = stack_get_plan_params(params, n_rows);
+	struct plan_layout_bytes bytes = {0};
+	uint64_t n_page_bytes = 0, n_io_bytes = 0;
+	int r = kv_measure(params->device, kv, ret_err, &n_page_bytes, &n_io_bytes);
+
+	if (!r)
+		r = plan_layout_measure(w, &plan, ret_err, &bytes);
+	if (r)
+		return r;
+	*ret_bytes = n_page_bytes + bytes.n_scratch_bytes + SLACK_BYTES;
+	if (!stack_has_host_memory(params))
+		*ret_bytes += n_io_bytes + bytes.n_io_bytes;
+	return 0;
+}
+
+/* What is there now of what stack_measure counts. */
+static uint64_t stack_count_bytes(const struct stack_params *params)
+{
+	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
+	uint64_t n_bytes;
+
+	vk_memory_get_counters(params->device, c);
+	n_bytes = c[VK_MEMORY_KV].placed_bytes + c[VK_MEMORY_SCRATCH].placed_bytes;
+	if (!stack_has_host_memory(params))
+		n_bytes += c[VK_MEMORY_IO].placed_bytes + c[VK_MEMORY_STAGING].placed_bytes;
+	return n_bytes;
+}
+
+/* Room for the chunk that was asked for, or for less: *ret_rows and what was granted. */
+static int stack_reserve(const struct stack_params *params, const struct weights *w,
+	const struct kv_params *kv, uint32_t n_asked, struct err *ret_err, uint32_t *ret_rows,
+	uint64_t *ret_granted)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+	uint32_t n_rows = n_asked, n_less;
+	uint64_t n_bytes = 0, n_least_bytes = 0, n_granted = 0;
+	int r;
+
+	while ((n_less = stack_get_less_rows(params, n_rows)))
+		n_rows = n_less;
+	r = stack_measure(params, w, kv, n_rows, ret_err, &n_least_bytes);
+	if (!r)
+		r = stack_measure(params, w, kv, n_asked, ret_err, &n_bytes);
+	/* A sum that fits less of is no reason to ask for less. */
+	if (!r && n_least_bytes > n_bytes)
+		n_least_bytes = n_bytes;
+	if (!r)
+		r = weights_client_reserve(params->weightd, info->uuid, n_bytes, n_least_bytes,
+			false, ret_err, &n_granted);
+	n_rows = n_asked;
+	while (!r && n_bytes > n_granted) {
+		n_less = stack_get_less_rows(params, n_rows);
+		if (!n_less)
+			break;
+		n_rows = n_less;
+		r = stack_measure(params, w, kv, n_rows, ret_err, &n_bytes);
+	}
+	if (r)
+		return r;
+	*ret_rows = n_rows;
+	*ret_granted = n_granted;
+	return 0;
+}
+
+/*
+ * What may be spent on a cache of experts: of what nobody has, so that nobody parks for it, and by
+ * itself (auto) not all of that. *n_granted grows by it.
+ */
+static int stack_reserve_cache(const struct stack_params *params, const struct weights *w,
+	struct err *ret_err, uint64_t *n_granted, uint64_t *ret_bytes)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+	const struct options *o = params->options;
+	bool is_auto = o->expert_cache == OPTIONS_EXPERT_CACHE_AUTO;
+	uint64_t n_host_bytes = w->n_bytes - weights_count_bytes(w, MANIFEST_PLACEMENT_DEVICE);
+	uint64_t n_bytes = is_auto ? n_host_bytes : o->expert_cache_bytes;
+	uint64_t n_got = *n_granted;
+
+	if (o->expert_cache == OPTIONS_EXPERT_CACHE_OFF ||
+		(is_auto && (info->is_software || !stack_has_host_memory(params))))
+		n_bytes = 0;
+	/* Beyond that there is nothing to cache: slots, and their books. */
+	if (n_bytes > n_host_bytes + n_host_bytes / 8)
+		n_bytes = n_host_bytes + n_host_bytes / 8;
+	if (n_bytes == 0) {
+		*ret_bytes =
+			o->expert_cache == OPTIONS_EXPERT_CACHE_BYTES ? o->expert_cache_bytes : 0;
+		return 0;
+	}
+	int r = weights_client_reserve(params->weightd, info->uuid, *n_granted + n_bytes,
+		*n_granted, true, ret_err, &n_got);
+	if (r)
+		return r;
+	n_bytes = n_got - *n_granted;
+	*n_granted = n_got;
+	*ret_bytes = is_auto ? n_bytes - n_bytes / 8 : n_bytes;
+	return 0;
+}
+
+/* The chunk that there is room for, or less where the device has no memory for it all the same. */
+static int stack_make_plan(struct stack *s, const struct stack_params *params, uint32_t n_rows,
+	uint64_t n_cache_bytes, struct err *ret_err)
+{
+	for (;;) {
+		struct plan_params plan = stack_get_plan_params(params, n_rows);
+		plan.n_expert_cache_bytes = n_cache_bytes;
+		uint32_t n_less = stack_get_less_rows(params, n_rows);
+		int r = plan_new(params->device, s->weights, s->kv, &plan, ret_err, &s->plan);
+
+		s->n_rows = n_rows;
+		if (r != -ENOMEM || !n_less)
+			return r;
+		n_rows = n_less;
+	}
+}
+
+/* One line for all that did not fit where it belongs. */
+static int stack_check_spills(const struct stack_params *params, struct err *ret_err)
+{
+	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+	char line[256] = "";
+	int n = 0;
+
+	vk_memory_get_counters(params->device, counters);
+	for (int i = 0; i < VK_MEMORY_N_ROLES; i++)
+		if (counters[i].spilled_bytes)
+			n += snprintf(line + n, sizeof(line) - (size_t)n,
+				"%s%s %" PRIu64 " of %" PRIu64 " bytes", n ? ", " : "",
+				vk_memory_role_name((enum vk_memory_role)i),
+				counters[i].spilled_bytes, counters[i].requested_bytes);
+	if (!n)
+		return 0;
+	if (params->options->fail_on_spill)
+		return err_set(
+			ret_err, ENOMEM, "spilled out of the memory they belong in: %s", line);
+	log_warn("spilled out of the memory they belong in: %s", line);
+	return 0;
+}
+
+/* The slow placement is never silent. */
+static void stack_say_paged(const struct weights *w)
+{
+	uint64_t n_bytes = weights_count_bytes(w, MANIFEST_PLACEMENT_PAGED);
+
+	if (n_bytes)
+		log_warn("%" PRIu64 " of %" PRIu64 " bytes of weights are paged: every step copies "
+			 "them through the processor",
+			n_bytes, w->n_bytes);
+}
+
+/* w NULL: without weights. */
+static struct weights_client_report stack_make_report(
+	const struct stack_params *params, const struct weights *w)
+{
+	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+
+	vk_memory_get_counters(params->device, counters);
+	return (struct weights_client_report){
+		.kv_bytes = counters[VK_MEMORY_KV].requested_bytes,
+		.scratch_bytes = counters[VK_MEMORY_SCRATCH].requested_bytes,
+		.io_bytes = counters[VK_MEMORY_IO].requested_bytes +
+			    counters[VK_MEMORY_STAGING].requested_bytes,
+		.n_sessions = params->options->n_sessions,
+		.attach_ns = w ? w->attach_ns : 0,
+		.socket = params->socket,
+	};
+}
+
+/* The grant becomes what there is: less than was granted, or more, which may be refused. */
+static int stack_settle(
+	struct stack *s, const struct stack_params *params, uint64_t n_granted, struct err *ret_err)
+{
+	uint64_t n_bytes = stack_count_bytes(params);
+	int r = 0;
+
+	if (n_bytes > n_granted)
+		log_debug("%" PRIu64 " bytes of the device were granted and %" PRIu64 " are used",
+			n_granted, n_bytes);
+	if (n_bytes != n_granted)
+		r = weights_client_reserve(params->weightd,
+			vk_device_get_info(params->device)->uuid, n_bytes, n_bytes, false, ret_err,
+			&n_granted);
+	s->n_granted_bytes = n_granted;
+	s->report = stack_make_report(params, s->weights);
+	return r ? r : weights_client_report(params->weightd, &s->report, ret_err);
+}
+
+static int stack_fill(struct stack *s, const struct stack_params *params, struct err *ret_err)
+{
+	const struct options *o = params->options;
+	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
+	uint32_t n_rows = n_asked;
+	uint64_t n_granted = 0, n_cache_bytes = 0;
+	struct kv_params kv = {0};
+	int r;
+
+	stack_say_paged(s->weights);
+	if (n_asked < o->n_sessions)
+		return err_set(ret_err, EINVAL,
+			"--chunk: expected at least the %" PRIu32 " of --sessions, found %" PRIu32,
+			o->n_sessions, n_asked);
+	r = stack_get_kv_params(params, s->weights, ret_err, &kv);
+	if (!r)
+		r = stack_reserve(params, s->weights, &kv, n_asked, ret_err, &n_rows, &n_granted);
+	if (!r)
+		r = kv_new(params->device, &kv, ret_err, &s->kv);
+	if (!r)
+		r = stack_reserve_cache(params, s->weights, ret_err, &n_granted, &n_cache_bytes);
+	if (!r)
+		r = stack_make_plan(s, params, n_rows, n_cache_bytes, ret_err);
+	if (!r && s->n_rows < n_asked)
+		log_info("chunk: %" PRIu32 " tokens a step, there is no memory for %" PRIu32,
+			s->n_rows, n_asked);
+	if (!r)
+		r = stack_check_spills(params, ret_err);
+	if (!r)
+		r = stack_settle(s, params, n_granted, ret_err);
+	return r;
+}
+
+int stack_new(const struct stack_params *params, struct err *ret_err,
+	struct weights_refusal *ret_refusal, struct stack **ret_stack)
+{
+	struct stack *s = calloc(1, sizeof(*s));
+	struct err ignored = ERR_NULL;
+	uint64_t generation;
+	int r;
+
+	if (!s)
+		return -ENOMEM;
+	const struct weights_attach_params attach = {
+		.client = params->weightd,
+		.device = params->device,
+		.model = params->options->model,
+		.n_threads = params->n_import_threads,
+	};
+	r = weights_attach(&attach, ret_err, ret_refusal, &s->weights);
+	if (r) {
+		free(s);
+		return r;
+	}
+	generation = s->weights->generation;
+	r = stack_fill(s, params, ret_err);
+	if (r) {
+		stack_free(s);
+		/* Where weightd is gone it has taken both back. */
+		if (stack_leave(params, generation, &ignored))
+			log_debug("%s", ignored.text);
+		return r;
+	}
+	*ret_stack = s;
+	return 0;
+}
+
+struct stack *stack_free(struct stack *s)
+{
+	if (!s)
+		return NULL;
+	plan_free(s->plan);
+	kv_free(s->kv);
+	weights_free(s->weights);
+	free(s);
+	return NULL;
+}
+
+int stack_leave(const struct stack_params *params, uint64_t generation, struct err *ret_err)
+{
+	uint64_t n_granted;
+	int r = weights_client_release(params->weightd, generation, ret_err);
+
+	/* weightd may have ended the lease itself. */
+	if (!r || r == -ENOENT)
+		r = weights_client_reserve(params->weightd,
+			vk_device_get_info(params->device)->uuid, 0, 0, false, ret_err, &n_granted);
+	const struct weights_client_report report = stack_make_report(params, NULL);
+
+	return r ? r : weights_client_report(params->weightd, &report, ret_err);
+}
+
+int stack_describe(
+	const struct stack_params *params, struct err *ret_err, struct manifest **ret_manifest)
+{
+	struct weights_client_acquired described = {.manifest_fd = -1};
+	int r = weights_client_describe(
+		params->weightd, params->options->model, ret_err, &described);
+
+	if (!r)
+		r = manifest_open(described.manifest_fd, ret_err, ret_manifest);
+	weights_client_acquired_fini(&described);
+	return r;
+}
