@@ -153,10 +153,11 @@ static int acquire_try(
 {
 	struct registry_generation *g = acquire_find_ready(s, w->model);
 	const struct export *e = NULL;
+	bool is_lost = g && service_check_file(s, g->id);
 	uint64_t id;
 	int rc = 0;
 
-	if (g && service_check_file(s, g->id))
+	if (is_lost)
 		g = acquire_find_ready(s, w->model);
 	if (g) {
 		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
@@ -178,6 +179,8 @@ static int acquire_try(
 		rc = admit_heat(s, w->model, ret_err);
 		return rc < 0 ? rc : ACQUIRE_WAIT;
 	}
+	if (rc == -ENOENT && is_lost) /* nobody had it, and it is gone already */
+		return service_say_lost(w->model, ret_err);
 	if (rc)
 		return shown_refuse(s->registry, p, w->model, rc, ret_err);
 	rpc_reply_acquired(p, w->request, id, e, &w->importer);
@@ -229,17 +232,31 @@ static void acquire_end_wait(
 	free(w);
 }
 
+static struct service_wait *acquire_find_due(struct service *s, const char *model)
+{
+	struct service_wait *w;
+
+	TAILQ_FOREACH(w, &s->waits, entry)
+	if (w->is_due && !strcmp(w->model, model))
+		return w;
+	return NULL;
+}
+
 void acquire_wake(struct service *s, const char *model, int code, const struct err *why)
 {
-	struct service_wait *w, *next;
+	struct service_wait *w;
 
-	for (w = TAILQ_FIRST(&s->waits); w; w = next) {
+	TAILQ_FOREACH(w, &s->waits, entry)
+	w->is_due |= !strcmp(w->model, model);
+	while ((w = acquire_find_due(s, model))) {
 		struct err err = ERR_NULL;
 
-		next = TAILQ_NEXT(w, entry);
-		if (strcmp(w->model, model))
-			continue;
+		/* To try may find that the generation is lost, which wakes who waits for it: this
+		 * one is not to be found there. */
+		w->is_due = false;
+		TAILQ_REMOVE(&s->waits, w, entry);
 		int rc = acquire_try(s, peer_find(s->params->peers, w->peer), w, &err);
+		TAILQ_INSERT_TAIL(&s->waits, w, entry);
 		if (rc == ACQUIRE_WAIT)
 			continue;
 		if (rc == -ENOENT && why) {

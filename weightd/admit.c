@@ -59,7 +59,7 @@ static void admit_list(struct service *s, uint64_t id, struct admit_choice *c)
 		c->old_bytes = admit_get_bytes(old);
 	}
 	for (g = NULL; (g = registry_find_idle(s->registry, g));)
-		if (g != old)
+		if (g != old && !service_is_awaited(s, g))
 			admit_add(c, g);
 }
 

@@ -47,8 +47,8 @@ static void outcome_lose_device(struct service *s, uint32_t slot)
 		if (data->residencies[slot].export &&
 			data->residencies[slot].export->device_bytes > 0)
 			service_lose(s, g->id, "its device was lost");
-		if (registry_count(s->registry) == n_before)
-			i++;
+		/* What goes may take others along, before and behind it. */
+		i = registry_count(s->registry) == n_before ? i + 1 : 0;
 	}
 }
 
@@ -60,11 +60,12 @@ static void outcome_on_not_heated(struct service *s, uint64_t id, const char *mo
 
 	data->is_heating = data->is_second_heat = false;
 	registry_chilled(s->registry, id);
+	/* They learn what became of it before they learn that it is lost. */
+	acquire_fail_all(s, model, code, err);
 	if (code == -ESTALE)
 		service_lose(s, id, err->text);
 	if (is_device_lost)
 		outcome_lose_device(s, 0);
-	acquire_fail_all(s, model, code, err);
 }
 
 /* A driver that refuses to import costs the device, not what is warm: it is heated on the device
@@ -251,9 +252,9 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 	}
 	err_prefix(&err, "model %s", model);
 	log_warn("%s", err.text);
+	acquire_fail(s, model, slot, r->code, &err);
 	if (r->kind == LOADER_LOST)
 		outcome_lose_device(s, slot);
-	acquire_fail(s, model, slot, r->code, &err);
 }
 
 /* Windows of the file were copied for who does not take them from there; it takes memory. */

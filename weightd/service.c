@@ -114,6 +114,16 @@ void service_tell_holders(
 		rpc_reply_event(p, event);
 }
 
+bool service_is_awaited(const struct service *s, const struct registry_generation *g)
+{
+	const struct service_generation *data = g->data;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		if (data->residencies[i].is_loading || data->residencies[i].is_copying)
+			return true;
+	return false;
+}
+
 uint64_t service_release_exports(struct service *s, struct service_generation *data)
 {
 	uint64_t n_bytes = 0;
@@ -144,6 +154,8 @@ void service_collect(struct service *s)
 			service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_UNLOADED,
 						.model = g.model,
 						.generation = g.id});
+			/* It was there to wait for, for another device or a copy. */
+			acquire_wake(s, g.model, 0, NULL);
 		}
 		loader_drop_source(s->params->loaders[0], TAKE_PTR(data->source));
 		service_free_generation(data);
@@ -151,9 +163,16 @@ void service_collect(struct service *s)
 	admit_resume(s);
 }
 
+int service_say_lost(const char *model, struct err *ret_err)
+{
+	return err_set(ret_err, EIO, "model %s was lost: load it again", model);
+}
+
 void service_lose(struct service *s, uint64_t id, const char *why)
 {
 	const struct registry_generation *g = registry_find(s->registry, id);
+	char model[REGISTRY_NAME_MAX + 1];
+	struct err err = ERR_NULL;
 
 	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
 		return;
@@ -161,7 +180,9 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	service_tell(s,
 		&(struct rpc_reply_event){
 			.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why});
+	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
 	registry_lose(s->registry, id);
+	acquire_wake(s, model, service_say_lost(model, &err), &err);
 	service_collect(s);
 }
 

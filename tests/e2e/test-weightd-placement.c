@@ -7,26 +7,6 @@
 
 #include <poll.h>
 
-/* What weightd has open that is named so in /proc. */
-static unsigned count_open(const struct site *s, const char *name)
-{
-	char path[300], link[300];
-	unsigned n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)s->pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	for (struct dirent *d; (d = readdir(dir));) {
-		snprintf(path, sizeof(path), "/proc/%d/fd/%.20s", (int)s->pid, d->d_name);
-		ssize_t k = readlink(path, link, sizeof(link) - 1);
-		link[k > 0 ? k : 0] = '\0';
-		n += strstr(link, name) != NULL;
-	}
-	closedir(dir);
-	return n;
-}
-
 /* ---- what a client gets ---- */
 
 static void test_budget_and_rules(void **state)
