@@ -57,8 +57,8 @@ enum weights_client_handle {
 	WEIGHTS_CLIENT_N_HANDLES, /* beyond each of them */
 };
 
-/* Windows of memfds and files start and end at multiples of this; only a file's last may end
- * behind its end, inside that page. */
+/* Windows of memfds and files start and end at multiples of this, and of the kernel's pages where
+ * those are larger; only a file's last may end behind its end, inside its last page. */
 enum { WEIGHTS_CLIENT_PAGE_BYTES = 4096 };
 
 /* What an importer must repeat to Vulkan; see Allocation in weightd.proto. */

@@ -149,7 +149,7 @@ static bool choice_can_pin(const struct chooser *c, const struct gguf_tensor *t)
 	       choice_get_window(c, t->offset, t->n_bytes, &end) &&
 	       end - t->offset / l->page_bytes * l->page_bytes <= l->max_window_bytes &&
 	       /* What a mapping shows behind the file's last page cannot be read. */
-	       bytes_align(l->file_bytes, 4096, &file_end) && end <= file_end;
+	       bytes_align(l->file_bytes, l->host_page_bytes, &file_end) && end <= file_end;
 }
 
 static bool choice_can_stage(const struct chooser *c, const struct choice_tensor *ct)

@@ -89,7 +89,7 @@ static void load_set_device_limits(const struct load *l, struct placement_limits
 	limits->device = info->name;
 	limits->has_device = true;
 	limits->max_alloc_bytes = info->max_alloc_bytes;
-	limits->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	limits->page_bytes = limits->host_page_bytes;
 	if (info->import_align > limits->page_bytes)
 		limits->page_bytes = info->import_align;
 }
@@ -102,6 +102,7 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.device = "any device",
 		.max_alloc_bytes = LOAD_ANY_ALLOC_BYTES,
 		.page_bytes = LOAD_ANY_PAGE_BYTES,
+		.host_page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
 		.host_free_bytes = host_memory_get_free(),
 		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
 		.file_bytes = source_get_bytes(source),

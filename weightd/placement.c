@@ -82,7 +82,9 @@ static int placement_pack_window(struct placement_pack *k, uint32_t index, struc
 	struct placement *p = k->p;
 	const struct gguf_tensor *t = &k->g->tensors[index];
 	bool is_memfd = k->home == PLACEMENT_MEMFD;
-	uint64_t page = k->limits->page_bytes;
+	/* What nobody imports ends with the file's last page, whatever devices ask for. */
+	uint64_t page = k->placement == MANIFEST_PLACEMENT_PAGED ? k->limits->host_page_bytes
+								 : k->limits->page_bytes;
 	uint64_t begin = is_memfd ? p->memfd_offset[index] : t->offset;
 	uint64_t end, page_end;
 	int rc = 0;

@@ -118,6 +118,27 @@ static void test_foreign_device(void **state)
 	site_stop(&s);
 }
 
+/* The same of what is read rather than imported: for want of room, by a rule, or as it is large. */
+static void test_foreign_device_reads(void **state)
+{
+	static const char *const options[][4] = {{"--place", "*=paged"}, {"--host-budget", "1"},
+		{"--place", "*=staged", "--alloc-bytes", "64K"}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(options); i++) {
+		struct site s;
+
+		start(&s, OPTIONS(options[i][0], options[i][1], options[i][2], options[i][3]));
+		struct weights_client *c = connect_client(&s);
+		struct weights_client_acquired a = get(c, ALL_HANDLES, 1);
+		assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_PAGED] > 1 << 20);
+		check_windows(&a);
+		weights_client_acquired_fini(&a);
+		weights_client_free(c);
+		site_stop(&s);
+	}
+}
+
 static void test_describe(void **state)
 {
 	struct site s;
@@ -320,6 +341,7 @@ int main(void)
 		CASE(test_budget_and_rules),
 		CASE(test_offers),
 		CASE(test_foreign_device),
+		CASE(test_foreign_device_reads),
 		CASE(test_describe),
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),

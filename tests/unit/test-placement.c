@@ -29,6 +29,7 @@ static const struct placement_limits discrete = {
 	.max_alloc_bytes = GiB(4) - MiB(2),
 	.max_window_bytes = GiB(4) - MiB(2),
 	.page_bytes = PAGE,
+	.host_page_bytes = PAGE,
 	.free_bytes = GiB(8),
 	.host_free_bytes = GiB(64),
 	.file_bytes = GiB(64),
@@ -95,10 +96,12 @@ static void check_window(const struct placement *p, const struct placement_limit
 	const struct placement_alloc *home = &p->homes[i];
 	unsigned n_tensors = 0;
 
-	assert_int_equal(home->offset % l->page_bytes, 0);
-	assert_int_equal(home->n_bytes % l->page_bytes, 0);
+	bool is_paged = p->allocs[i].placement == MANIFEST_PLACEMENT_PAGED;
+	uint64_t page = is_paged ? l->host_page_bytes : l->page_bytes;
+	assert_int_equal(home->offset % page, 0);
+	assert_int_equal(home->n_bytes % page, 0);
 	assert_true(home->n_bytes >= p->allocs[i].n_bytes);
-	assert_true(home->n_bytes - p->allocs[i].n_bytes < l->page_bytes);
+	assert_true(home->n_bytes - p->allocs[i].n_bytes < page);
 	for (uint32_t t = 0; t < p->n_tensors; t++)
 		n_tensors += p->tensor_alloc[t] == i;
 	if (home->n_bytes > l->max_window_bytes) {
@@ -109,7 +112,7 @@ static void check_window(const struct placement *p, const struct placement_limit
 		assert_true(home->n_bytes <= l->max_alloc_bytes);
 		assert_true(home->offset + home->n_bytes <= p->memfd_bytes);
 	}
-	if (p->allocs[i].placement == MANIFEST_PLACEMENT_PINNED)
+	if (home->home == PLACEMENT_FILE)
 		assert_true(home->offset + home->n_bytes <= (l->file_bytes + 4095) / 4096 * 4096);
 }
 
@@ -449,6 +452,13 @@ static void test_end_of_the_file(void **state)
 	p = plan(m, &l, &policy);
 	assert_int_equal(where(m, p, "output.weight"), MANIFEST_PLACEMENT_STAGED);
 	assert_int_equal(where(m, p, "token_embd.weight"), MANIFEST_PLACEMENT_PINNED);
+	placement_free(p);
+	/* Who reads it asks for no such pages. */
+	policy = no_policy;
+	add_rule(&policy, "*=paged");
+	p = plan(m, &l, &policy);
+	const struct placement_alloc *end = &p->homes[p->n_allocs - 1];
+	assert_int_equal(end->offset + end->n_bytes, (l.file_bytes + PAGE - 1) / PAGE * PAGE);
 	placement_free(p);
 	free(m);
 }
