@@ -20,6 +20,7 @@ struct choice_tensor {
 	uint64_t n_bytes; /* aligned */
 	int32_t layer;    /* CHOICE_NO_LAYER */
 	uint32_t rule;    /* enum manifest_placement, 0: none */
+	bool is_staged;   /* there already, for another device */
 	bool is_expert;   /* a tensor of all experts of a layer */
 	bool is_vector;   /* norms and biases: too small to be worth a copy */
 	bool is_on_device;
@@ -74,6 +75,8 @@ static int choice_read_tensor(struct chooser *c, uint32_t i, struct err *ret_err
 	ct->is_expert = strstr(name, "_exps") != NULL;
 	ct->is_vector = t->n_dims <= 1;
 	ct->rule = policy_find(c->policy, name);
+	ct->is_staged =
+		c->limits->can_import_memfd && c->limits->is_staged && c->limits->is_staged[i];
 	if (!c->limits->has_device && ct->rule == MANIFEST_PLACEMENT_DEVICE)
 		ct->rule = 0;
 	if (ct->layer > c->last_layer)
@@ -157,7 +160,7 @@ static bool choice_can_stage(const struct chooser *c, const struct choice_tensor
 	const struct placement_limits *l = c->limits;
 	uint64_t n_bytes = ct->n_bytes;
 
-	if (n_bytes > c->host_room)
+	if (n_bytes > c->host_room && !ct->is_staged)
 		return false;
 	/* Somewhere in a memfd: up to a page more at either end. */
 	if (l->can_import_memfd && __builtin_add_overflow(n_bytes, 2 * l->page_bytes, &n_bytes))
@@ -176,7 +179,7 @@ static uint32_t choice_place_host(
 		return MANIFEST_PLACEMENT_PINNED;
 	}
 	if (wish != MANIFEST_PLACEMENT_PAGED && choice_can_stage(c, ct)) {
-		c->host_room -= ct->n_bytes;
+		c->host_room -= ct->is_staged ? 0 : ct->n_bytes;
 		return MANIFEST_PLACEMENT_STAGED;
 	}
 	return MANIFEST_PLACEMENT_PAGED;

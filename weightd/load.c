@@ -133,16 +133,23 @@ static struct placement_limits load_get_limits(const struct load *l)
 	return limits;
 }
 
-static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
+static int load_place(struct load *l, struct placement_limits *limits, struct err *ret_err)
 {
+	_cleanup_(cleanup_free)
+	bool *is_staged = calloc(l->gguf->n_tensors + 1, sizeof(*is_staged));
 	/* Rules say where workers find it; while it is cool, there are none. */
 	static const struct policy no_rules;
 	struct policy cool = no_rules;
 	cool.host_budget = l->params->policy->host_budget;
+	if (!is_staged)
+		return err_set(ret_err, ENOMEM, "placement: out of memory");
+	source_list_staged(l->params->source, (uint32_t)l->gguf->n_tensors, is_staged);
+	limits->is_staged = l->params->goal == LOAD_COOL ? NULL : is_staged;
 	int rc = placement_new(l->gguf, limits,
 		l->params->goal == LOAD_COOL ? &cool : l->params->policy, ret_err, &l->short_bytes,
 		&l->placement);
 
+	limits->is_staged = NULL;
 	if (rc == PLACEMENT_SHORT)
 		return LOAD_SHORT;
 	if (rc < 0)

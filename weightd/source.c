@@ -269,6 +269,14 @@ int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
 	return 0;
 }
 
+void source_list_staged(struct source *s, uint32_t n_tensors, bool *ret_is_staged)
+{
+	pthread_mutex_lock(&s->mutex);
+	for (uint32_t i = 0; i < n_tensors; i++)
+		ret_is_staged[i] = source_is_staged(s, i);
+	pthread_mutex_unlock(&s->mutex);
+}
+
 void source_drop_staged(struct source *s)
 {
 	pthread_mutex_lock(&s->mutex);

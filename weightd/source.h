@@ -83,6 +83,9 @@ void source_end_staging(struct source *s);
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
+/* Which of n_tensors are there; waits for whoever is staging. */
+void source_list_staged(struct source *s, uint32_t n_tensors, bool *ret_is_staged);
+
 /*
  * The memfd, the copy and what is in them go. Nobody has it any more and nothing is being staged:
  * no export has a window of it. It takes a second for ten gigabytes: loader threads.

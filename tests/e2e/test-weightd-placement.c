@@ -139,6 +139,27 @@ static void test_foreign_device_reads(void **state)
 	}
 }
 
+/* One copy in host memory serves all devices: its budget is spent once. */
+static void test_budget_of_one_copy(void **state)
+{
+	struct site s;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "*=staged", "--host-budget", "9M"));
+	struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	struct weights_client_acquired b = get(other, ALL_HANDLES, 1);
+	assert_int_equal(sum(&a).n_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	assert_int_equal(sum(&b).n_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	assert_int_equal(sum(&b).n_bytes[MANIFEST_PLACEMENT_STAGED],
+		sum(&a).n_bytes[MANIFEST_PLACEMENT_STAGED]);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+}
+
 static void test_describe(void **state)
 {
 	struct site s;
@@ -342,6 +363,7 @@ int main(void)
 		CASE(test_offers),
 		CASE(test_foreign_device),
 		CASE(test_foreign_device_reads),
+		CASE(test_budget_of_one_copy),
 		CASE(test_describe),
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),

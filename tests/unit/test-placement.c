@@ -172,6 +172,9 @@ static void check_plan(const struct model *m, const struct placement *p,
 	if (policy->vram_budget && n_device)
 		assert_true(n_device + l->used_bytes <= policy->vram_budget);
 	n_bytes = placed[MANIFEST_PLACEMENT_PINNED] + placed[MANIFEST_PLACEMENT_STAGED];
+	for (uint32_t i = 0; l->is_staged && i < p->n_tensors; i++)
+		if (l->is_staged[i] && p->homes[p->tensor_alloc[i]].home == PLACEMENT_MEMFD)
+			n_bytes -= m->tensors[i].n_bytes;
 	assert_true(n_bytes <= l->host_free_bytes);
 	if (policy->host_budget && n_bytes)
 		assert_true(n_bytes + l->host_used_bytes <= policy->host_budget);
@@ -393,6 +396,40 @@ static void test_reserve_and_host_budget(void **state)
 	l.host_used_bytes = GiB(3);
 	p = plan(m, &l, &policy);
 	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_PAGED], m->n_bytes);
+	placement_free(p);
+	free(m);
+}
+
+/* What the memfd has for one device costs the next one nothing. */
+static void test_staged_already(void **state)
+{
+	struct model *m = make_model(4, false);
+	struct placement_limits l = discrete;
+	struct policy policy = {.host_budget = m->n_bytes + MiB(1)};
+	bool is_staged[MAX_TENSORS] = {false};
+
+	(void)state;
+	add_rule(&policy, "*=staged");
+	for (uint32_t i = 0; i < m->gguf.n_tensors / 2; i++) {
+		is_staged[i] = true;
+		l.host_used_bytes += m->tensors[i].n_bytes;
+	}
+	l.is_staged = is_staged;
+	struct placement *p = plan(m, &l, &policy);
+	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], m->n_bytes);
+	placement_free(p);
+	/* Of others, there is no room for the rest. */
+	l.host_used_bytes = policy.host_budget;
+	p = plan(m, &l, &policy);
+	for (uint32_t i = 0; i < m->gguf.n_tensors; i++)
+		assert_int_equal(p->allocs[p->tensor_alloc[i]].placement,
+			is_staged[i] ? MANIFEST_PLACEMENT_STAGED : MANIFEST_PLACEMENT_PAGED);
+	placement_free(p);
+	/* Host memory of the device's own is another. */
+	l.can_import_memfd = false;
+	l.can_export_host = true;
+	p = plan(m, &l, &policy);
+	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], 0);
 	placement_free(p);
 	free(m);
 }
@@ -642,6 +679,7 @@ int main(void)
 		CASE(test_two_devices),
 		CASE(test_nearly_full),
 		CASE(test_reserve_and_host_budget),
+		CASE(test_staged_already),
 		CASE(test_windows_of_the_file),
 		CASE(test_end_of_the_file),
 		CASE(test_last_rule_wins),
