@@ -112,7 +112,7 @@ static int acquire_make_resident(
 	return rc;
 }
 
-/* 0: the windows that the peer takes as copies alone are there, or never will be. */
+/* 0: the windows that the peer takes as copies alone are there, or cannot be had now. */
 static int acquire_copy_windows(struct service *s, const struct registry_generation *g,
 	const struct service_wait *w, struct err *ret_err)
 {
@@ -122,7 +122,7 @@ static int acquire_copy_windows(struct service *s, const struct registry_generat
 	uint32_t from = export_find_copied(e, &w->importer), n = 0;
 	struct loader_window windows[PLACEMENT_MAX_ALLOCS];
 
-	if (from >= e->n_allocs || from >= e->copied_from || residency->has_no_copy)
+	if (from >= e->n_allocs || from >= e->copied_from || w->has_no_copy)
 		return 0;
 	if (residency->is_copying)
 		return ACQUIRE_WAIT;
@@ -283,6 +283,14 @@ void acquire_fail_all(struct service *s, const char *model, int code, const stru
 {
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
 		acquire_fail(s, model, i, code, why);
+}
+
+void acquire_give_up_copy(struct service *s, const char *model, uint32_t slot)
+{
+	struct service_wait *w;
+
+	TAILQ_FOREACH(w, &s->waits, entry)
+	w->has_no_copy |= w->slot == slot && !strcmp(w->model, model);
 }
 
 void acquire_forget(struct service *s, const struct peer *p)

@@ -278,7 +278,10 @@ static int loader_check_room(
 	if (budget && left < room)
 		room = left;
 	for (uint32_t i = 0; i < job->n_windows; i++)
-		if (__builtin_add_overflow(n_bytes, job->windows[i].n_bytes, &n_bytes))
+		if (__builtin_add_overflow(n_bytes,
+			    source_count_uncopied(
+				    job->source, job->windows[i].offset, job->windows[i].n_bytes),
+			    &n_bytes))
 			return err_set(ret_err, EOVERFLOW, "copy of the file: its bytes overflow");
 	if (n_bytes > room)
 		return err_set(ret_err, ENOMEM,
@@ -295,10 +298,8 @@ static void loader_run_copy(struct loader *l, struct loader_job *job)
 
 	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
 		rc = source_copy(job->source, job->windows[i].offset, job->windows[i].n_bytes,
-			l->params.use_pread, &r->err);
+			l->params.use_pread, &l->is_given_up, &r->err);
 		r->loaded_bytes += job->windows[i].n_bytes;
-		if (rc == 0 && atomic_load(&l->is_given_up))
-			rc = err_set(&r->err, ECANCELED, "the copy was given up");
 	}
 	if (rc == 0)
 		rc = source_check(job->source, &r->err);
@@ -718,15 +719,15 @@ int loader_copy(struct loader *l, uint64_t generation, struct source *source,
 
 void loader_cancel(struct loader *l, uint64_t generation)
 {
-	struct loader_job *job;
+	struct loader_job *job, *next;
 
 	pthread_mutex_lock(&l->mutex);
 	if (l->running == generation)
 		atomic_store(&l->is_given_up, true);
-	TAILQ_FOREACH(job, &l->jobs, entry)
-	if (job->result.generation == generation && !job->export)
-		break;
-	if (job) {
+	for (job = TAILQ_FIRST(&l->jobs); job; job = next) {
+		next = TAILQ_NEXT(job, entry);
+		if (job->result.generation != generation || job->export)
+			continue;
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
 		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;

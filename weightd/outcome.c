@@ -251,8 +251,11 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 		return;
 	}
 	err_prefix(&err, "model %s", model);
-	log_warn("%s", err.text);
-	acquire_fail(s, model, slot, r->code, &err);
+	if (r->code != -ECANCELED)
+		log_warn("%s", err.text);
+	/* Those who wait may wait for what came after a generation that nobody gets any more. */
+	if (g->state == REGISTRY_READY)
+		acquire_fail(s, model, slot, r->code, &err);
 	if (r->kind == LOADER_LOST)
 		outcome_lose_device(s, slot);
 }
@@ -273,8 +276,8 @@ static void outcome_on_copied(struct service *s, const struct registry_generatio
 			 "host memory for a worker that does not import the file's pages, %.3f s",
 			model, (unsigned long long)g->id, (unsigned long long)r->loaded_bytes,
 			(double)r->load_ns / 1e9);
-	} else {
-		residency->has_no_copy = true;
+	} else if (g->state == REGISTRY_READY) {
+		acquire_give_up_copy(s, model, slot);
 		log_warn("model %s: generation %llu: a worker does not import the file's pages and "
 			 "will copy them itself: %s",
 			model, (unsigned long long)g->id, r->err.text);

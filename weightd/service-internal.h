@@ -20,7 +20,8 @@ struct service_wait {
 	char model[REGISTRY_NAME_MAX + 1];
 	uint32_t slot; /* of service_generation.residencies */
 	struct export_importer importer;
-	bool is_due; /* something has changed: it is to be tried again */
+	bool has_no_copy; /* the one that it waited for failed: there was no room */
+	bool is_due;      /* something has changed: it is to be tried again */
 	TAILQ_ENTRY(service_wait) entry;
 };
 

@@ -139,12 +139,39 @@ uint64_t service_release_exports(struct service *s, struct service_generation *d
 	return n_bytes;
 }
 
+/* What is under way for it, on whichever device, is for nobody. */
+static void service_cancel(const struct service *s, const struct registry_generation *g)
+{
+	const struct service_generation *data = g->data;
+	uint32_t n = s->params->n_loaders;
+	bool is_busy[SERVICE_MAX_DEVICES] = {g->is_filling || data->is_cooling};
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		is_busy[i % n] |=
+			data->residencies[i].is_loading || data->residencies[i].is_copying;
+	for (uint32_t i = 0; i < n; i++)
+		if (is_busy[i])
+			loader_cancel(s->params->loaders[i], g->id);
+}
+
+static void service_cancel_unwanted(const struct service *s)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		if (g->state != REGISTRY_LOADING && g->state != REGISTRY_READY &&
+			g->state != REGISTRY_WARM)
+			service_cancel(s, g);
+	}
+}
+
 void service_collect(struct service *s)
 {
 	struct registry_generation g;
 
+	service_cancel_unwanted(s);
 	while (registry_take_freed(s->registry, &g)) {
 		struct service_generation *data = g.data;
+		service_cancel(s, &g);
 		/* Counted once, whatever it is resident for. */
 		uint64_t n_bytes = source_get_staged_bytes(data->source);
 		n_bytes += service_release_exports(s, data);
@@ -320,11 +347,6 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 		return rc;
 	if (timeout_ns)
 		leave_set_timeout(s, name, timeout_ns);
-	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
-		g = registry_at(s->registry, i);
-		if (g->is_filling && !registry_is_wanted(s->registry, g->id))
-			loader_cancel(s->params->loaders[0], g->id);
-	}
 	const struct err why = {.text = "the model was unloaded while it loaded"};
 	acquire_wake(s, name, -ECANCELED, &why);
 	service_collect(s);

@@ -95,16 +95,17 @@ void source_drop_staged(struct source *s);
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);
 
-/* ---- the copy: a second memfd, with the file's pages at the file's offsets ---- */
+/* ---- the copy: a second memfd, weightd/copy.h ---- */
 
 /*
- * Copies the pages of [offset, offset + n_bytes), n_bytes of whole pages that may end behind the
- * file's end: for workers whose drivers do not import them from the file. It takes memory for what
- * was copied alone; once more changes nothing. -ENODATA: the file is shorter than it was; -ENOMEM,
- * ... Loader threads.
+ * Copies the pages of [offset, offset + n_bytes). is_given_up: see copy_params. Errors of copy_add.
+ * Loader threads.
  */
-int must_check source_copy(
-	struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread, struct err *ret_err);
+int must_check source_copy(struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread,
+	const atomic_bool *is_given_up, struct err *ret_err);
+
+/* Bytes of them that source_copy would still copy. Loader threads. */
+uint64_t source_count_uncopied(struct source *s, uint64_t offset, uint64_t n_bytes);
 
 /* After a source_copy that returned 0. Borrowed. */
 int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_dev);

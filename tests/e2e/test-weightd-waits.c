@@ -2,7 +2,9 @@
 /* An Acquire that waits is answered whatever becomes of what it waits for. */
 #include "tests/e2e/weightd-placement.h"
 
-enum { WAITS_BYTES_M = 96 }; /* of a model: what is loaded or copied takes long enough to look */
+#include <time.h>
+
+enum { WAITS_BYTES_M = 240 }; /* of a model: what is loaded or copied takes long enough to look */
 
 /* The model m, large, in a file that may be touched; blocks placed so. */
 static int start_large(struct site *s, const char *place, const char *const *options)
@@ -109,11 +111,76 @@ static void test_lost_while_loaded_elsewhere(void **state)
 	lose_while_waiting(ALL_HANDLES, 1);
 }
 
+static double get_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Until weightd has no memory of it: what was under way is over. */
+static double wait_gone(const struct site *s)
+{
+	double start = get_seconds();
+
+	for (int i = 0; i < 10000 && count_open(s, "memfd:") > 0; i++)
+		usleep(1000);
+	assert_int_equal(count_open(s, "memfd:"), 0);
+	return get_seconds() - start;
+}
+
+/* What is loaded or copied for who waits ends when the model is unloaded. */
+static void unload_while_waiting(uint32_t types, uint8_t change_uuid)
+{
+	struct weights_client_acquired a;
+	struct err e = ERR_NULL;
+	struct site s;
+	uint64_t generation;
+	int fd = start_large(&s, "*=pinned", NULL);
+	struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+	int waiting = greeted(&s);
+
+	double start = get_seconds();
+	check(acquire_as(other, "m", types, change_uuid, &e, &a), &e, "acquire");
+	double n_whole = get_seconds() - start;
+	generation = a.generation;
+	weights_client_acquired_fini(&a);
+	check(weights_client_release(other, generation, &e), &e, "release");
+	check(weights_client_unload(c, "m", &e), &e, "unload");
+	weights_client_free(other);
+	wait_gone(&s);
+	check(weights_client_load(c, "m", "p", fd, false, &e, &generation), &e, "load");
+	send_acquire(waiting, c, types, change_uuid);
+	check(weights_client_unload(c, "m", &e), &e, "unload");
+	double n_rest = wait_gone(&s);
+	expect_error(waiting, "the model was unloaded while it loaded");
+	print_message("%.3f s whole, %.3f s given up\n", n_whole, n_rest);
+	assert_true(n_rest < n_whole / 2);
+	close(waiting);
+	weights_client_free(c);
+	stop_large(&s, fd);
+}
+
+static void test_copy_given_up(void **state)
+{
+	(void)state;
+	unload_while_waiting(1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_MEMFD, 0);
+}
+
+static void test_load_elsewhere_given_up(void **state)
+{
+	(void)state;
+	unload_while_waiting(ALL_HANDLES, 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_lost_while_copied),
 		CASE(test_lost_while_loaded_elsewhere),
+		CASE(test_copy_given_up),
+		CASE(test_load_elsewhere_given_up),
 	};
 
 	return site_run_tests(tests, ARRAY_SIZE(tests));

@@ -181,14 +181,17 @@ static void test_copy(void **state)
 	uint8_t copied[PAGE], original[PAGE];
 
 	(void)state;
-	assert_int_equal(source_copy(source, 2 * PAGE, 2 * PAGE, true, &err), 0);
+	assert_int_equal(source_copy(source, 2 * PAGE, 2 * PAGE, true, NULL, &err), 0);
 	assert_int_equal(source_get_staged_bytes(source), 2 * PAGE);
 	/* Its last page ends behind the file. */
-	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, &err), 0);
-	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, &err), 0);
+	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, NULL, &err), 0);
+	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, NULL, &err), 0);
 	assert_int_equal(account.n_staged_bytes, 3 * PAGE);
-	assert_int_equal(source_copy(source, 17 * PAGE, PAGE, true, &err), -EINVAL);
-	assert_int_equal(source_copy(source, PAGE, UINT64_MAX - PAGE + 1, true, &err), -EINVAL);
+	assert_int_equal(source_count_uncopied(source, PAGE, 16 * PAGE), 13 * PAGE);
+	assert_int_equal(source_count_uncopied(source, 3 * PAGE, PAGE), 0);
+	assert_int_equal(source_copy(source, 17 * PAGE, PAGE, true, NULL, &err), -EINVAL);
+	assert_int_equal(
+		source_copy(source, PAGE, UINT64_MAX - PAGE + 1, true, NULL, &err), -EINVAL);
 	e->copied_from = 2;
 	export_init_importer(&importer, ALL);
 	importer.refused_from[EXPORT_FILE] = 2;
