@@ -21,6 +21,7 @@ struct choice_tensor {
 	int32_t layer;    /* CHOICE_NO_LAYER */
 	uint32_t rule;    /* enum manifest_placement, 0: none */
 	bool is_staged;   /* there already, for another device */
+	bool is_pinned;   /* charged already, the same */
 	bool is_expert;   /* a tensor of all experts of a layer */
 	bool is_vector;   /* norms and biases: too small to be worth a copy */
 	bool is_on_device;
@@ -79,6 +80,7 @@ static int choice_read_tensor(struct chooser *c, uint32_t i, struct err *ret_err
 		c->limits->can_import_memfd && c->limits->is_staged && c->limits->is_staged[i];
 	if (!c->limits->has_device && ct->rule == MANIFEST_PLACEMENT_DEVICE)
 		ct->rule = 0;
+	ct->is_pinned = c->limits->is_pinned && c->limits->is_pinned[i];
 	if (ct->layer > c->last_layer)
 		c->last_layer = ct->layer;
 	is_large = ct->n_bytes > c->limits->max_alloc_bytes;
@@ -173,9 +175,9 @@ static uint32_t choice_place_host(
 {
 	uint32_t wish = ct->rule ? ct->rule : (uint32_t)MANIFEST_PLACEMENT_PINNED;
 
-	if (wish == MANIFEST_PLACEMENT_PINNED && ct->n_bytes <= c->host_room &&
+	if (wish == MANIFEST_PLACEMENT_PINNED && (ct->n_bytes <= c->host_room || ct->is_pinned) &&
 		choice_can_pin(c, t)) {
-		c->host_room -= ct->n_bytes;
+		c->host_room -= ct->is_pinned ? 0 : ct->n_bytes;
 		return MANIFEST_PLACEMENT_PINNED;
 	}
 	if (wish != MANIFEST_PLACEMENT_PAGED && choice_can_stage(c, ct)) {

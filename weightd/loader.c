@@ -270,7 +270,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 static int loader_check_room(
 	const struct loader *l, const struct loader_job *job, struct err *ret_err)
 {
-	uint64_t used = atomic_load(&l->params.account->n_staged_bytes), n_bytes = 0;
+	uint64_t used = source_account_sum(l->params.account), n_bytes = 0;
 	uint64_t room = host_memory_get_free();
 	uint64_t budget = l->params.policy->host_budget;
 	uint64_t left = budget > used ? budget - used : 0;

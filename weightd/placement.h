@@ -43,9 +43,12 @@ struct placement_limits {
 	uint64_t may_free_bytes;
 	uint64_t host_free_bytes;
 	uint64_t host_used_bytes; /* weights that host memory has already */
-	/* [n_tensors] by tensor index: those that the generation's memfd has already, which cost
-	 * nothing more; NULL: none. Borrowed. */
+	/* [n_tensors] by tensor index: those that the generation's memfd has already, and those
+	 * whose pages in the file are charged already; they cost nothing more. NULL: none.
+	 * Borrowed.
+	 */
 	const bool *is_staged;
+	const bool *is_pinned;
 	uint64_t file_bytes;
 	bool has_device;       /* false: nothing can live on it */
 	bool can_pin;          /* it imports the model file's own pages */

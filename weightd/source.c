@@ -27,6 +27,7 @@ struct source {
 	bool is_in_memory;
 	struct stat identity;
 	atomic_uint_fast64_t n_staged_bytes;
+	atomic_uint_fast64_t n_pinned_bytes;
 	pthread_mutex_t mutex; /* held between begin and end, guards what follows */
 	int memfd;             /* set once */
 	uint64_t n_memfd_bytes;
@@ -34,7 +35,10 @@ struct source {
 	uint32_t n_tensors;
 	bool *is_staged; /* [n_tensors] */
 	struct copy copy;
-	struct sums *sums; /* NULL before a load has made them; under the mutex */
+	uint32_t n_charges;
+	uint32_t n_pinnable; /* rows of is_pinned */
+	bool *is_pinned;     /* [n_pinnable] by tensor index: charged; while n_charges > 0 */
+	struct sums *sums;   /* NULL before a load has made them; under the mutex */
 };
 
 static void source_cleanup(struct source **s)
@@ -226,12 +230,62 @@ int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
 	return 0;
 }
 
-void source_list_staged(struct source *s, uint32_t n_tensors, bool *ret_is_staged)
+void source_list_host(
+	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned)
 {
 	pthread_mutex_lock(&s->mutex);
-	for (uint32_t i = 0; i < n_tensors; i++)
+	for (uint32_t i = 0; i < n_tensors; i++) {
 		ret_is_staged[i] = source_is_staged(s, i);
+		ret_is_pinned[i] = i < s->n_pinnable && s->is_pinned[i];
+	}
 	pthread_mutex_unlock(&s->mutex);
+}
+
+int source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&s->mutex);
+	if (!s->is_pinned)
+		s->is_pinned = calloc(n_tensors, sizeof(*s->is_pinned));
+	if (s->is_pinned) {
+		s->n_pinnable = n_tensors;
+		s->n_charges++;
+		atomic_fetch_add(&s->account->n_charged_bytes, n_host_bytes);
+	} else {
+		rc = -ENOMEM;
+	}
+	pthread_mutex_unlock(&s->mutex);
+	return rc;
+}
+
+void source_charge_tensor(struct source *s, uint32_t tensor, uint64_t n_bytes)
+{
+	pthread_mutex_lock(&s->mutex);
+	if (!s->is_pinned[tensor]) {
+		s->is_pinned[tensor] = true;
+		atomic_fetch_add(&s->n_pinned_bytes, n_bytes);
+		atomic_fetch_add(&s->account->n_charged_bytes, n_bytes);
+	}
+	pthread_mutex_unlock(&s->mutex);
+}
+
+void source_discharge(struct source *s, uint64_t n_host_bytes)
+{
+	pthread_mutex_lock(&s->mutex);
+	if (--s->n_charges == 0) {
+		n_host_bytes += atomic_exchange(&s->n_pinned_bytes, 0);
+		free(s->is_pinned);
+		s->is_pinned = NULL;
+		s->n_pinnable = 0;
+	}
+	atomic_fetch_sub(&s->account->n_charged_bytes, n_host_bytes);
+	pthread_mutex_unlock(&s->mutex);
+}
+
+uint64_t source_get_pinned_bytes(const struct source *s)
+{
+	return atomic_load(&s->n_pinned_bytes);
 }
 
 void source_drop_staged(struct source *s)

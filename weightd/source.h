@@ -24,7 +24,15 @@ struct sums;
 /* Host memory that all sources of this process hold; one for all of them, outliving them. */
 struct source_account {
 	atomic_uint_fast64_t n_staged_bytes;
+	/* Pages of model files that workers import, and host memory that devices export. */
+	atomic_uint_fast64_t n_charged_bytes;
 };
+
+/* All of it, which the policy's host budget is for. Any thread. */
+static inline uint64_t source_account_sum(const struct source_account *a)
+{
+	return atomic_load(&a->n_staged_bytes) + atomic_load(&a->n_charged_bytes);
+}
 
 /*
  * fd is borrowed and duplicated. With pin_writable it may leave weightd for reading and writing,
@@ -83,8 +91,9 @@ void source_end_staging(struct source *s);
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
-/* Which of n_tensors are there; waits for whoever is staging. */
-void source_list_staged(struct source *s, uint32_t n_tensors, bool *ret_is_staged);
+/* Which of n_tensors are there, and which are charged as pinned; waits for whoever is staging. */
+void source_list_host(
+	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned);
 
 /*
  * The memfd, the copy and what is in them go. Nobody has it any more and nothing is being staged:
@@ -109,6 +118,20 @@ uint64_t source_count_uncopied(struct source *s, uint64_t offset, uint64_t n_byt
 
 /* After a source_copy that returned 0. Borrowed. */
 int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_dev);
+
+/* ---- what is charged beside the memfds ---- */
+
+/*
+ * An export has host memory of its own, and tensors in the file's pages, which are charged once
+ * whichever devices they are for: source_charge, then each tensor, and source_discharge when the
+ * export goes; with the last one all of them are free. -ENOMEM. Any thread.
+ */
+int must_check source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes);
+void source_charge_tensor(struct source *s, uint32_t tensor, uint64_t n_bytes);
+void source_discharge(struct source *s, uint64_t n_host_bytes);
+
+/* Of tensors alone. Any thread. */
+uint64_t source_get_pinned_bytes(const struct source *s);
 
 /* Memory that the memfds take. Any thread. */
 uint64_t source_get_staged_bytes(const struct source *s);

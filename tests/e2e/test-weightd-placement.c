@@ -160,6 +160,59 @@ static void test_budget_of_one_copy(void **state)
 	site_stop(&s);
 }
 
+/* The budget is that of all models, wherever in host memory they are, and what goes comes back. */
+static void test_budget_of_all_models(void **state)
+{
+	static const struct {
+		const char *place, *refuse;
+		uint32_t placement;
+	} rows[] = {{"*=pinned", NULL, MANIFEST_PLACEMENT_PINNED},
+		{"*=staged", NULL, MANIFEST_PLACEMENT_STAGED},
+		{"*=staged", "all", MANIFEST_PLACEMENT_STAGED}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct weights_client_acquired a;
+		struct err e = ERR_NULL;
+		struct site s;
+		uint64_t generation, n_more = 0;
+		int fd = open_model();
+
+		if (rows[i].refuse) {
+			assert_int_equal(setenv("WEIGHTD_LAYER_REFUSE", rows[i].refuse, 1), 0);
+			/* What it finds out is not to be what those after it find. */
+			assert_int_equal(setenv("WEIGHTD_PROBE", "fresh", 1), 0);
+		}
+		start(&s, OPTIONS("--place", rows[i].place, "--host-budget", "9M"));
+		unsetenv("WEIGHTD_LAYER_REFUSE");
+		struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+		check(weights_client_describe(c, "atlas", &e, &a), &e, "describe");
+		uint64_t n_first = sum(&a).n_bytes[rows[i].placement];
+		assert_true(n_first > 6000000);
+		weights_client_acquired_fini(&a);
+		for (int k = 0; k < 2; k++) {
+			check(weights_client_load(c, "more", "p", fd, true, &e, &generation), &e,
+				"load");
+			check(weights_client_describe(other, "more", &e, &a), &e, "describe");
+			n_more = sum(&a).n_bytes[rows[i].placement];
+			weights_client_acquired_fini(&a);
+			if (k == 1)
+				break;
+			/* Windows take gaps along, which are nobody's. */
+			assert_true(n_first + n_more <= (9 << 20) + (64 << 10));
+			assert_true(n_more > 1 << 20);
+			check(weights_client_unload(c, "atlas", &e), &e, "unload");
+			check(weights_client_unload(c, "more", &e), &e, "unload");
+			wait_state(c, generation, "gone");
+		}
+		assert_int_equal(n_more, n_first);
+		close(fd);
+		weights_client_free(c);
+		weights_client_free(other);
+		site_stop(&s);
+	}
+}
+
 static void test_describe(void **state)
 {
 	struct site s;
@@ -364,6 +417,7 @@ int main(void)
 		CASE(test_foreign_device),
 		CASE(test_foreign_device_reads),
 		CASE(test_budget_of_one_copy),
+		CASE(test_budget_of_all_models),
 		CASE(test_describe),
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),

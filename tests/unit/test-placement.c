@@ -175,6 +175,10 @@ static void check_plan(const struct model *m, const struct placement *p,
 	for (uint32_t i = 0; l->is_staged && i < p->n_tensors; i++)
 		if (l->is_staged[i] && p->homes[p->tensor_alloc[i]].home == PLACEMENT_MEMFD)
 			n_bytes -= m->tensors[i].n_bytes;
+	for (uint32_t i = 0; l->is_pinned && i < p->n_tensors; i++)
+		if (l->is_pinned[i] &&
+			p->allocs[p->tensor_alloc[i]].placement == MANIFEST_PLACEMENT_PINNED)
+			n_bytes -= m->tensors[i].n_bytes;
 	assert_true(n_bytes <= l->host_free_bytes);
 	if (policy->host_budget && n_bytes)
 		assert_true(n_bytes + l->host_used_bytes <= policy->host_budget);
@@ -430,6 +434,18 @@ static void test_staged_already(void **state)
 	l.can_export_host = true;
 	p = plan(m, &l, &policy);
 	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], 0);
+	placement_free(p);
+	/* The same of pages of the file that are imported already. */
+	l = discrete;
+	l.can_pin = true;
+	l.can_import_memfd = false;
+	l.is_pinned = is_staged;
+	l.host_used_bytes = policy.host_budget;
+	add_rule(&policy, "*=pinned");
+	p = plan(m, &l, &policy);
+	for (uint32_t i = 0; i < m->gguf.n_tensors; i++)
+		assert_int_equal(p->allocs[p->tensor_alloc[i]].placement,
+			is_staged[i] ? MANIFEST_PLACEMENT_PINNED : MANIFEST_PLACEMENT_PAGED);
 	placement_free(p);
 	free(m);
 }
