@@ -321,7 +321,13 @@ static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_ref
 		log_debug("generation %llu: after %llu bytes: %s",
 			(unsigned long long)l->params->generation,
 			(unsigned long long)made.device_bytes, ret_err->text);
-		limits.free_bytes = made.device_bytes;
+		/* The kernel has pages of the file all the same. */
+		if (made.is_host)
+			limits.host_free_bytes =
+				made.host_bytes +
+				l->placement->n_placed_bytes[MANIFEST_PLACEMENT_PINNED];
+		else
+			limits.free_bytes = made.device_bytes;
 	}
 	return rc;
 }

@@ -62,7 +62,7 @@ static int placement_pack_memory(struct placement_pack *k, uint32_t index, struc
 
 	/* What does not fit at all was not chosen for it. */
 	if (!bytes_align(k->g->tensors[index].n_bytes, PLACEMENT_ALIGN, &n_bytes))
-		return -EOVERFLOW;
+		return err_set(ret_err, EOVERFLOW, "tensors: their bytes overflow");
 	if (!k->is_open ||
 		n_bytes > k->limits->max_alloc_bytes - p->allocs[p->n_allocs - 1].n_bytes)
 		rc = placement_open_alloc(k, 0, ret_err);

@@ -66,7 +66,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 			w->manifest->n_allocs, a->n_allocs);
 	w->allocs = calloc(a->n_allocs, sizeof(*w->allocs));
 	if (!w->allocs)
-		return -ENOMEM;
+		return err_set(ret_err, ENOMEM, "weights: no memory");
 	w->n_allocs = a->n_allocs;
 	for (uint32_t i = 0; i < a->n_allocs; i++)
 		w->allocs[i].fd = -1;
@@ -94,7 +94,7 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 	log_debug("attach: acquire %.2f ms", (double)(clock_now_ns() - start_ns) / 1e6);
 	w = calloc(1, sizeof(*w));
 	r = w ? weights_fill(w, params->device, &acquired, params->n_threads, ret_err, ret_refusal)
-	      : -ENOMEM;
+	      : err_set(ret_err, ENOMEM, "weights: no memory");
 	weights_client_acquired_fini(&acquired);
 	if (r) {
 		weights_free(w);

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 
 #include "proto/util/err.h"
+#include "proto/weightd.pb-c.h"
 #include "tests/case.h"
 #include "weightd/access.h"
 #include "weightd/holders.h"
@@ -272,6 +273,41 @@ static void test_scan(void **state)
 	}
 }
 
+/* An Acquire of nothing but empty refusals, as many as the packet has room for. */
+static void test_scan_many(void **state)
+{
+	static const struct {
+		uint32_t n;
+		int rc;
+	} rows[] = {{4, 0}, {63, 0}, {64, -EBADMSG}, {8000, -EBADMSG}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		static uint8_t data[5 + 2 * 8000];
+		uint32_t n_bytes = 2 * rows[i].n;
+		struct err e = ERR_NULL;
+		Wd__Acquire acquire = WD__ACQUIRE__INIT;
+		Wd__Refusal refusal = WD__REFUSAL__INIT, *one = &refusal;
+
+		/* Of the schema: tag and no bytes. */
+		acquire.n_refusals = 1;
+		acquire.refusals = &one;
+		assert_int_equal(wd__acquire__pack(&acquire, data), 2);
+		const uint8_t tag = data[0];
+		memcpy(data, (const uint8_t[]){0x08, 0x01, 0x22}, 3);
+		data[3] = (uint8_t)(n_bytes | 0x80);
+		data[4] = (uint8_t)(n_bytes >> 7);
+		uint32_t at = 5;
+		for (uint32_t k = 0; k < rows[i].n; k++) {
+			data[at++] = tag;
+			data[at++] = 0;
+		}
+		assert_int_equal(rpc_scan_request(data, at, &e), rows[i].rc);
+		if (rows[i].rc)
+			assert_string_equal(e.text, "packet: expected at most 64 messages in it");
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -280,6 +316,7 @@ int main(void)
 		CASE(test_bytes),
 		CASE(test_shown),
 		CASE(test_scan),
+		CASE(test_scan_many),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
