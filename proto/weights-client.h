@@ -104,6 +104,8 @@ struct weights_client_generation {
 	uint32_t n_leases;
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
+	uint64_t paged_bytes; /* in the file, read by every worker for itself; not in weights_bytes
+			       */
 	uint32_t residency;   /* bit d: for weights_client_alloc.device d */
 	uint8_t identity[32]; /* of the contents */
 	bool has_identity;

@@ -148,17 +148,22 @@ static void outcome_log_ready(
 	const struct service_generation *data = g->data;
 	const struct export *e = data->residencies[0].export;
 	const char *how = "io_uring";
+	char rate[64] = "";
 
 	if (r->refusal > 0 && !s->has_told_refusal)
 		log_info("io_uring is refused (%s): files are read by pread", strerror(r->refusal));
 	s->has_told_refusal = s->has_told_refusal || r->refusal > 0;
 	if (r->refusal)
 		how = "pread";
+	/* Pages of the file are left where they are. */
+	if (data->loaded_bytes)
+		snprintf(rate, sizeof(rate), " (%.2f GB/s by %s)",
+			(double)data->loaded_bytes / (double)r->load_ns, how);
 	log_info("model %s: generation %llu is ready: %s %s, %u tensors, %llu bytes in %u "
-		 "allocations, %.3f s (%.2f GB/s by %s)",
+		 "allocations, %llu of them read, %.3f s%s",
 		g->model, (unsigned long long)g->id, e->architecture, e->format, e->n_tensors,
-		(unsigned long long)e->weights_bytes, e->n_allocs, (double)r->load_ns / 1e9,
-		(double)e->weights_bytes / (double)r->load_ns, how);
+		(unsigned long long)e->weights_bytes, e->n_allocs,
+		(unsigned long long)data->loaded_bytes, (double)r->load_ns / 1e9, rate);
 	outcome_log_placement(g->model, g->id, e);
 }
 
@@ -196,7 +201,8 @@ static void outcome_on_ready(
 	data->residencies[0].export = r->export;
 	data->is_heating = data->is_second_heat = false;
 	outcome_summarize(data, r->export);
-	data->loaded_bytes = r->export->weights_bytes;
+	data->loaded_bytes = r->export->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] +
+			     r->export->n_placed_bytes[MANIFEST_PLACEMENT_STAGED];
 	data->load_ns = service_now_ns() - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
 		struct err err = ERR_NULL;
