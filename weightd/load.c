@@ -173,6 +173,26 @@ static int load_place(struct load *l, struct placement_limits *limits, struct er
 	return 0;
 }
 
+/* Of rules for other models there may be many; of one that is mistyped this is all there is. */
+static void load_say_unused(const struct load *l)
+{
+	const struct policy *p = l->params->policy;
+
+	for (uint32_t i = 0; i < p->n_rules; i++) {
+		uint64_t k = 0;
+		for (; k < l->gguf->n_tensors; k++) {
+			const struct gguf_string *name = &l->gguf->tensors[k].name;
+			char text[GGUF_MAX_NAME_BYTES + 1];
+			snprintf(text, sizeof(text), "%.*s", (int)name->n_bytes, name->data);
+			if (policy_names(p, i, text))
+				break;
+		}
+		if (k == l->gguf->n_tensors)
+			log_warn("generation %llu: --place %s: the model has no such tensor",
+				(unsigned long long)l->params->generation, p->rules[i].pattern);
+	}
+}
+
 static void load_forget_place(struct load *l)
 {
 	l->export = export_free(l->export);
@@ -446,6 +466,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	read_ns = clock_now_ns();
+	if (rc == 0 && params->goal == LOAD_NEW && params->device)
+		load_say_unused(&l);
 	if (rc == 0)
 		rc = load_place_and_fill(&l, ret_err, ret_refusal);
 	if (rc == LOAD_SHORT)
