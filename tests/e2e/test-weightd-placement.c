@@ -213,6 +213,40 @@ static void test_budget_of_all_models(void **state)
 	}
 }
 
+/* Whoever imports a copy of the file's windows can write to it: what differs there is found, and
+ * the file is as good as before. */
+static void test_written_copy(void **state)
+{
+	struct weights_client_verified v;
+	struct site s;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "*=pinned", "--scrub", "0"));
+	struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+	struct weights_client_acquired a =
+		get(c, 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_MEMFD, 0);
+	assert_int_equal(a.allocs[0].handle_type, WEIGHTS_CLIENT_MEMFD);
+	uint64_t n_bytes = verify(other);
+	/* Both the file and the copy. */
+	assert_true(n_bytes > 2 * 6000000);
+	uint64_t at = a.allocs[0].file_offset + a.allocs[0].buffer_bytes / 2;
+	uint8_t byte;
+	assert_int_equal(pread(a.allocs[0].fd, &byte, 1, (off_t)at), 1);
+	byte ^= 1;
+	assert_int_equal(pwrite(a.allocs[0].fd, &byte, 1, (off_t)at), 1);
+	check(weights_client_verify(other, "atlas", &e, &v), &e, "verify");
+	assert_int_equal(v.n_tensors, 1);
+	assert_string_equal(get_state(other, a.generation), "lost");
+	struct weights_client_acquired b = get(other, ALL_HANDLES, 0);
+	assert_true(b.generation > a.generation);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+}
+
 static void test_describe(void **state)
 {
 	struct site s;
@@ -418,6 +452,7 @@ int main(void)
 		CASE(test_foreign_device_reads),
 		CASE(test_budget_of_one_copy),
 		CASE(test_budget_of_all_models),
+		CASE(test_written_copy),
 		CASE(test_describe),
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),
