@@ -334,6 +334,91 @@ int weights_client_acquire(struct weights_client *c, const char *model, const ui
 		c, WEIGHTS_LINK_FOREVER, true, ret_err, ret_acquired);
 }
 
+static void weights_client_init_resume(
+	const struct weights_client_held *held, Wd__Resume *resume, Wd__Request *request)
+{
+	struct stat st;
+
+	wd__resume__init(resume);
+	wd__request__init(request);
+	resume->model = (char *)held->model;
+	resume->generation = held->generation;
+	resume->device_uuid =
+		(ProtobufCBinaryData){.data = (uint8_t *)held->device_uuid, .len = 16};
+	resume->driver_uuid =
+		(ProtobufCBinaryData){.data = (uint8_t *)held->driver_uuid, .len = 16};
+	resume->n_reserved_bytes = held->n_reserved_bytes;
+	resume->manifest_inode = fstat(held->manifest_fd, &st) == 0 ? st.st_ino : 0;
+	request->body_case = WD__REQUEST__BODY_RESUME;
+	request->resume = resume;
+}
+
+/* The manifest and every allocation, in as many packets as that takes. */
+static int must_check weights_client_give(
+	struct weights_client *c, const struct weights_client_held *held, struct err *ret_err)
+{
+	uint32_t at = 0;
+	int r = 0;
+
+	for (bool is_first = true; r == 0 && (is_first || at < held->n_allocs); is_first = false) {
+		struct fdlist fds = FDLIST_NULL; /* borrowed: no fini */
+		Wd__Resume resume;
+		Wd__Request request;
+
+		weights_client_init_resume(held, &resume, &request);
+		resume.has_manifest = is_first;
+		resume.first = at;
+		if (is_first)
+			fds.fds[fds.n++] = held->manifest_fd;
+		while (at < held->n_allocs && fds.n < FDLIST_MAX)
+			fds.fds[fds.n++] = held->fds[at++];
+		resume.more = at < held->n_allocs;
+		r = weights_link_send(&c->link, &request, &fds, ret_err);
+	}
+	return r;
+}
+
+static int must_check weights_client_receive_resumed(struct weights_client *c,
+	const struct weights_client_held *held, struct err *ret_err, bool *ret_wants)
+{
+	_cleanup_(weights_link_free_reply)
+	Wd__Reply *reply = NULL;
+	int r = weights_link_recv(
+		&c->link, WD__REPLY__BODY_RESUMED, WEIGHTS_LINK_TIMEOUT_MS, ret_err, &reply, NULL);
+
+	if (r < 0)
+		return r;
+	if (reply->resumed->generation != held->generation)
+		return err_set(ret_err, EPROTO,
+			"weightd: lease: generation: expected %llu, found %llu",
+			(unsigned long long)held->generation,
+			(unsigned long long)reply->resumed->generation);
+	*ret_wants = reply->resumed->wants_descriptors;
+	return 0;
+}
+
+int weights_client_resume(struct weights_client *c, const struct weights_client_held *held,
+	struct err *ret_err, bool *ret_gave)
+{
+	Wd__Resume resume;
+	Wd__Request request;
+	bool wants = false, wants_more = false;
+
+	weights_client_init_resume(held, &resume, &request);
+	int r = weights_link_send(&c->link, &request, NULL, ret_err);
+	if (r == 0)
+		r = weights_client_receive_resumed(c, held, ret_err, &wants);
+	if (r == 0 && wants)
+		r = weights_client_give(c, held, ret_err);
+	if (r == 0 && wants)
+		r = weights_client_receive_resumed(c, held, ret_err, &wants_more);
+	if (r == 0 && wants_more)
+		return err_set(ret_err, EPROTO, "weightd: lease: it wants descriptors again");
+	if (r == 0)
+		*ret_gave = wants;
+	return r;
+}
+
 int weights_client_describe(struct weights_client *c, const char *model, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired)
 {

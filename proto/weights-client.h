@@ -233,6 +233,25 @@ int must_check weights_client_acquire(struct weights_client *c, const char *mode
 	const uint8_t *device_uuid, const uint8_t *driver_uuid, struct err *ret_err,
 	struct weights_client_acquired *ret_acquired);
 
+/* A lease of an earlier connection and what was imported with it; all borrowed. */
+struct weights_client_held {
+	const char *model;
+	uint64_t generation;
+	const uint8_t *device_uuid; /* [16] */
+	const uint8_t *driver_uuid; /* [16] */
+	uint64_t n_reserved_bytes;
+	int manifest_fd;
+	uint32_t n_allocs;
+	const int *fds; /* [n_allocs] by index, as they came */
+};
+
+/*
+ * The lease again, of a weightd that may be another by now: where it has lost its descriptors, it
+ * gets these. Waits until the generation is there or lost. ret_gave: it wanted them.
+ */
+int must_check weights_client_resume(struct weights_client *c,
+	const struct weights_client_held *held, struct err *ret_err, bool *ret_gave);
+
 /* The manifest and the allocations of the newest generation, without their fds and without a lease.
  */
 int must_check weights_client_describe(struct weights_client *c, const char *model,

@@ -95,8 +95,10 @@ static void print_generation(const struct weights_client_status *s, const char *
 	printf(", %s", figure_bytes(g->file_bytes).text);
 	if (g->load_ns)
 		printf(", loaded in %s\n", figure_time(g->load_ns).text);
-	else
+	else if (g->loaded_bytes)
 		printf(", %s loaded\n", figure_bytes(g->loaded_bytes).text);
+	else
+		putchar('\n');
 	for (uint32_t i = 0; i < g->n_allocs; i++) {
 		const struct weights_client_alloc *a = &g->allocs[i];
 

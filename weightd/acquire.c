@@ -11,6 +11,7 @@
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/quota.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
 
@@ -140,7 +141,7 @@ static int acquire_copy_windows(struct service *s, const struct registry_generat
 }
 
 /* For the quota: the size of the model, whichever devices it is resident for. */
-static uint64_t acquire_get_bytes(const void *generation)
+uint64_t acquire_get_bytes(const void *generation)
 {
 	const struct service_generation *data = generation;
 
@@ -153,10 +154,12 @@ static int acquire_try(
 {
 	struct registry_generation *g = acquire_find_ready(s, w->model);
 	const struct export *e = NULL;
-	bool is_lost = g && service_check_file(s, g->id);
 	uint64_t id;
 	int rc = 0;
 
+	if (restart_is_awaited(s->restart, w->model))
+		return ACQUIRE_WAIT;
+	bool is_lost = g && service_check_file(s, g->id);
 	if (is_lost)
 		g = acquire_find_ready(s, w->model);
 	if (g) {
@@ -183,6 +186,7 @@ static int acquire_try(
 		return service_say_lost(w->model, ret_err);
 	if (rc)
 		return shown_refuse(s->registry, p, w->model, rc, ret_err);
+	restart_save(s->restart); /* before it is there, who has it must be known */
 	rpc_reply_acquired(p, w->request, id, e, &w->importer);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = w->model,

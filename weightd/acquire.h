@@ -48,6 +48,9 @@ void acquire_give_up_copy(struct service *s, const char *model, uint32_t slot);
 /* The model could not be heated, whatever device it is wanted for. */
 void acquire_fail_all(struct service *s, const char *model, int code, const struct err *why);
 
+/* Of a generation, by its data in the registry: see quota_bytes_fn. */
+uint64_t acquire_get_bytes(const void *generation);
+
 /* The peer is about to be freed. */
 void acquire_forget(struct service *s, const struct peer *p);
 

@@ -2,6 +2,7 @@
 #include "weightd/export.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -59,6 +60,7 @@ struct export *export_free(struct export *e)
 		source_discharge(e->source, e->host_bytes);
 	source_unref(e->source);
 	free(e->allocs);
+	free(e->sums);
 	free(e);
 	return NULL;
 }
@@ -135,6 +137,43 @@ int export_share(struct export *e, const struct placement *p, struct err *ret_er
 			return rc;
 		e->weights_bytes += a->n_bytes;
 		e->device_bytes += a->memory ? a->n_bytes : 0;
+	}
+	return 0;
+}
+
+/* An import takes a descriptor for itself; ours goes on to importers. */
+static int export_import_memory(
+	struct export_alloc *a, struct vk_device *d, const char *name, struct err *ret_err)
+{
+	const struct vk_share_params params = {.n_bytes = a->n_bytes,
+		.buffer_bytes = a->buffer_bytes,
+		.memory_type_index = a->memory_type_index,
+		.is_dedicated = a->is_dedicated,
+		.handle =
+			a->main.handle == EXPORT_DMA_BUF ? VK_HANDLE_DMA_BUF : VK_HANDLE_OPAQUE_FD};
+	_cleanup_(cleanup_close)
+	int fd = fcntl(a->main.fd, F_DUPFD_CLOEXEC, 0);
+
+	if (fd < 0)
+		return err_set(ret_err, errno, "%s: descriptor: %s", name, strerror(errno));
+	int rc = vk_share_import(d, fd, &params, VK_MEMORY_WEIGHTS, name, ret_err, &a->memory);
+	if (rc == 0) {
+		fd = -1; /* the driver's */
+		a->heap_index = vk_memory_get_heap_index(a->memory);
+	}
+	return rc == VK_DEVICE_LOST ? EXPORT_DEVICE_LOST : rc;
+}
+
+int export_import(struct export *e, struct vk_device *d, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < e->n_allocs; i++) {
+		char name[32];
+		if (!export_has_memory(&e->allocs[i]))
+			continue;
+		snprintf(name, sizeof(name), "allocation %u", i);
+		int rc = export_import_memory(&e->allocs[i], d, name, ret_err);
+		if (rc)
+			return rc;
 	}
 	return 0;
 }

@@ -17,6 +17,7 @@
 
 struct err;
 struct source;
+struct vk_device;
 struct vk_memory;
 
 enum export_handle { /* HandleType of weightd.proto */
@@ -73,6 +74,8 @@ struct export
 	bool is_suspect;      /* something differed, or could not be looked at: it is left alone */
 	uint32_t n_allocs;
 	struct export_alloc *allocs;
+	uint8_t *sums; /* owned; checksums as the state file keeps them, NULL: none were taken */
+	uint32_t n_sums_bytes;
 	/* The loop thread's: windows of the file from this index on are in the source's copy of it
 	 * too; UINT32_MAX: none. */
 	uint32_t copied_from;
@@ -98,6 +101,13 @@ struct export *export_free(struct export *e);
  */
 enum { EXPORT_DEVICE_LOST = 1 };
 int must_check export_share(struct export *e, const struct placement *p, struct err *ret_err);
+
+/*
+ * The memory of descriptors that an earlier weightd exported, whose allocations say all that an
+ * importer repeats. What is windows stays as it is. The memory stays released to
+ * VK_QUEUE_FAMILY_EXTERNAL. -errno, or EXPORT_DEVICE_LOST, with ret_err. Loader thread.
+ */
+int must_check export_import(struct export *e, struct vk_device *d, struct err *ret_err);
 
 /* Frees the memory and keeps the descriptors, before the device goes. Loader thread. */
 void export_drop_memory(struct export *e);

@@ -4,12 +4,14 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <fcntl.h>
+#include <sys/pidfd.h>
 #include <sys/queue.h>
 
 #include "weightd/peer.h"
+#include "weightd/process.h"
 
 /* Of processes without a visible pid, before Linux 6.9: each of their connections makes one. */
-enum { HOLDERS_MAX_UNKNOWN = 256 };
+enum { HOLDERS_MAX_UNKNOWN = 256, HOLDERS_WORKER = 1 /* Role of weightd.proto */ };
 
 struct holder {
 	struct holders *all;
@@ -116,29 +118,21 @@ const struct holders_process *holders_find_process(const struct holders *h, uint
 	return NULL;
 }
 
-uint64_t holders_add(struct holders *h, struct peer *p)
+/* Takes pidfd. */
+static uint64_t holders_watch(struct holders *h, uint64_t id, uint64_t process,
+	const struct holders_process *who, int pidfd)
 {
-	struct holder *holder;
+	bool is_unknown = holders_is_unknown(process, who->pid);
+	struct holder *holder = NULL;
 
-	if (!peer_is_running(p->pidfd))
+	if (!is_unknown || h->n_unknown < HOLDERS_MAX_UNKNOWN)
+		holder = calloc(1, sizeof(*holder));
+	if (!holder) {
+		close(pidfd);
 		return 0;
-	uint64_t id = holders_find(h, p);
-	if (id)
-		return id;
-	bool is_unknown = holders_is_unknown(p->process, p->pid);
-	if (is_unknown && h->n_unknown >= HOLDERS_MAX_UNKNOWN)
-		return 0;
-	holder = calloc(1, sizeof(*holder));
-	if (!holder)
-		return 0;
-	*holder = (struct holder){.all = h,
-		.id = p->id,
-		.process = p->process,
-		.who = {.pid = p->pid, .uid = p->uid, .gid = p->gid, .role = p->role},
-		/* Its own: the connection may live on, and end another lease later. */
-		.pidfd = fcntl(p->pidfd, F_DUPFD_CLOEXEC, 0)};
-	if (holder->pidfd < 0)
-		holder->pidfd = TAKE_FD(p->pidfd);
+	}
+	*holder = (struct holder){
+		.all = h, .id = id, .process = process, .who = *who, .pidfd = pidfd};
 	TAILQ_INSERT_TAIL(&h->list, holder, entry);
 	h->n_unknown += is_unknown;
 	holder->event = event_new(h->base, holder->pidfd, EV_READ, holders_on_exit, holder);
@@ -146,5 +140,33 @@ uint64_t holders_add(struct holders *h, struct peer *p)
 		holders_drop(holder);
 		return 0;
 	}
-	return p->id;
+	return id;
+}
+
+uint64_t holders_add_pid(
+	struct holders *h, uint64_t id, int32_t pid, uint32_t uid, uint64_t start_ticks)
+{
+	_cleanup_(cleanup_close)
+	int pidfd = pid > 0 ? pidfd_open(pid, 0) : -1;
+
+	/* Looked at behind pidfd_open: from there on the pid cannot become another's. */
+	if (pidfd < 0 || !start_ticks || process_get_start_ticks(pid) != start_ticks)
+		return 0;
+	uint64_t process = peer_get_process(pidfd);
+	const struct holders_process who = {.pid = pid, .uid = uid, .role = HOLDERS_WORKER};
+	return holders_watch(h, id, process, &who, TAKE_FD(pidfd));
+}
+
+uint64_t holders_add(struct holders *h, struct peer *p)
+{
+	if (!peer_is_running(p->pidfd))
+		return 0;
+	uint64_t id = holders_find(h, p);
+	if (id)
+		return id;
+	const struct holders_process who = {
+		.pid = p->pid, .uid = p->uid, .gid = p->gid, .role = p->role};
+	/* Its own: the connection may live on, and end another lease later. */
+	int pidfd = fcntl(p->pidfd, F_DUPFD_CLOEXEC, 0);
+	return holders_watch(h, p->id, p->process, &who, pidfd >= 0 ? pidfd : TAKE_FD(p->pidfd));
 }

@@ -44,4 +44,8 @@ uint64_t holders_find(const struct holders *h, const struct peer *p);
 /* The process behind the id, borrowed until it is gone; NULL. */
 const struct holders_process *holders_find_process(const struct holders *h, uint64_t id);
 
+/* The same for a process that was known before, under this id. 0: it is gone, or another by now. */
+uint64_t holders_add_pid(
+	struct holders *h, uint64_t id, int32_t pid, uint32_t uid, uint64_t start_ticks);
+
 #endif

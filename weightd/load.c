@@ -11,18 +11,15 @@
 #include "vk/device.h"
 #include "weightd/allocator.h"
 #include "weightd/clock.h"
-#include "weightd/check.h"
-#include "weightd/checksum.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/heat.h"
 #include "weightd/host-memory.h"
-#include "weightd/identity.h"
+#include "weightd/load-sums.h"
 #include "weightd/manifest-writer.h"
 #include "weightd/placement.h"
 #include "weightd/policy.h"
 #include "weightd/source.h"
-#include "weightd/sums.h"
 #include "weightd/validate.h"
 
 enum {
@@ -352,59 +349,17 @@ static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_ref
 	return rc;
 }
 
-/* Of the generation's first load; those of a later one are the same. */
-static int load_make_check(struct load *l, struct err *ret_err)
-{
-	uint8_t description[IDENTITY_BYTES];
-	struct sums *sums = NULL;
-	int rc = source_get_sums(l->params->source, &sums);
-
-	if (rc < 0)
-		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
-	identity_describe(l->gguf, description);
-	rc = check_new(l->export->manifest_fd, description, sums, ret_err, &l->export->check);
-	if (rc < 0)
-		sums_free(sums);
-	return rc;
-}
-
-static int load_judge_sums(struct load *l, const struct check_report *report, struct err *ret_err)
-{
-	if (report->n_tensors > 0)
-		return err_set(ret_err, EBADMSG,
-			"tensor %s%s: its bytes are not those that were loaded before",
-			report->differences[0].tensor, report->n_tensors > 1 ? " and others" : "");
-	int rc = source_keep_sums(l->params->source, check_get_sums(l->export->check));
-	if (rc < 0)
-		return err_set(ret_err, -rc, "%s", "checksums: out of memory");
-	return 0;
-}
-
 /* What is there now is what all later sums are compared with. */
 static int load_sum(struct load *l, struct err *ret_err)
 {
-	const struct load_params *params = l->params;
-	struct check_means means = {.key = params->key};
-	struct check_report report;
-	int rc = 0;
+	const struct load_sums_params params = {.device = l->params->device,
+		.key = l->params->key,
+		.checksum = l->params->checksum,
+		.source = l->params->source,
+		.export = l->export};
+	int rc = load_sums_take(&params, l->gguf, ret_err);
 
-	if (params->device && !*params->checksum)
-		rc = checksum_new(params->device, params->key, ret_err, params->checksum);
-	if (rc)
-		return rc == CHECKSUM_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
-	means.checksum = params->device ? *params->checksum : NULL;
-	rc = load_make_check(l, ret_err);
-	if (rc == 0)
-		rc = check_run(l->export->check, l->export, &means, CHECK_MEMORY, ret_err, &report);
-	if (rc)
-		return rc == CHECK_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
-	rc = load_judge_sums(l, &report, ret_err);
-	if (rc < 0)
-		return rc;
-	log_debug("generation %llu: %llu bytes summed in %.3f ms",
-		(unsigned long long)params->generation, (unsigned long long)report.n_bytes,
-		(double)report.elapsed_ns / 1e6);
-	return 0;
+	return rc == LOAD_SUMS_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
 }
 
 /* To the host's account, whose memfds say for themselves what they take. */
@@ -459,6 +414,9 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	uint64_t start_ns = clock_now_ns(), read_ns;
 	int rc;
 
+	if (source_get_fd(params->source) < 0)
+		return err_set(ret_err, EBADF,
+			"file: weightd was started anew and does not have it any more");
 	/* It was read before: another file now is a change, whatever is wrong with it. */
 	rc = params->goal == LOAD_NEW ? 0 : source_check(params->source, ret_err);
 	if (rc == 0)

@@ -87,6 +87,14 @@ int must_check loader_ask(
 /* Takes the reference, and drops what is staged: on the loader thread, for it takes long. Nobody
  * has the memfd any more. */
 void loader_drop_source(struct loader *l, struct source *source);
+
+/*
+ * Imports what the export's descriptors stand for (export_import), in place of a load: its result
+ * is as that of a load, which reads nothing. Takes the export on success. -EBUSY, -ENOMEM as above.
+ */
+int must_check loader_adopt(struct loader *l, uint64_t generation, struct export *e,
+	bool is_foreign, struct err *ret_err);
+
 struct loader_window {
 	uint64_t offset; /* in the file */
 	uint64_t n_bytes;

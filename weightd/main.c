@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -14,8 +15,10 @@
 #include "vk/probe.h"
 #include "weightd/access.h"
 #include "weightd/checker.h"
+#include "weightd/keeper.h"
 #include "weightd/policy.h"
 #include "weightd/registry.h"
+#include "weightd/restart.h"
 #include "weightd/server.h"
 #include "weightd/service.h"
 
@@ -88,6 +91,12 @@ static const char usage[] =
 	"                            else in its file; who asks for it waits until it is back\n"
 	"  --idle-unload SECONDS     one that nobody has had for so long is unloaded\n"
 	"\n"
+	"When weightd dies, workers go on, and the next weightd on the same socket reads nothing\n"
+	"again: systemd's store of descriptors, else a keeper process, else the workers bring the\n"
+	"memory back. SIGHUP executes the program anew in place, for an upgrade.\n"
+	"  --keep SECONDS            how long the keeper waits for the next weightd; default 60;\n"
+	"                            0: no keeper\n"
+	"\n"
 	"  --no-uring                read files by pread\n"
 	"  --log-level LEVEL         error, warn, info or debug; default info\n"
 	"  --help, --version\n"
@@ -110,6 +119,7 @@ struct options {
 	bool use_pread;
 	uint64_t scrub_ns;
 	uint64_t scrub_percent;
+	unsigned n_keep_seconds;
 	enum log_level log_level;
 	uint32_t n_models;
 	struct server_model models[MAIN_MAX_MODELS];
@@ -131,6 +141,7 @@ enum option_id {
 	OPTION_WINDOW,
 	OPTION_IDLE,
 	OPTION_IDLE_UNLOAD,
+	OPTION_KEEP,
 	OPTION_NO_URING,
 	OPTION_SCRUB,
 	OPTION_SCRUB_BUDGET,
@@ -190,6 +201,18 @@ static int parse_scrub(struct options *o, const char *value, struct err *ret_err
 	return rc;
 }
 
+static int parse_keep(const char *value, struct err *ret_err, unsigned *ret_seconds)
+{
+	char *end;
+	unsigned long n = strtoul(value, &end, 10);
+
+	if (value[0] < '0' || value[0] > '9' || *end || n > KEEPER_MAX_SECONDS)
+		return err_set(ret_err, EINVAL, "--keep: expected 0 to %d seconds, found \"%s\"",
+			KEEPER_MAX_SECONDS, value);
+	*ret_seconds = (unsigned)n;
+	return 0;
+}
+
 /* Options whose values are judged by the policy. */
 static int parse_placement(struct options *o, int id, const char *value, struct err *ret_err)
 {
@@ -247,6 +270,7 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 	case OPTION_IDLE: return parse_seconds("--idle", value, ret_err, &o->idle_ns);
 	case OPTION_IDLE_UNLOAD:
 		return parse_seconds("--idle-unload", value, ret_err, &o->idle_unload_ns);
+	case OPTION_KEEP: return parse_keep(value, ret_err, &o->n_keep_seconds);
 	case OPTION_NO_URING: o->use_pread = true; return 0;
 	case OPTION_SCRUB: return parse_scrub(o, value, ret_err);
 	case OPTION_SCRUB_BUDGET:
@@ -282,6 +306,7 @@ static int parse_options(int argc, char **argv, struct options *o)
 		{"scrub-budget", required_argument, NULL, OPTION_SCRUB_BUDGET},
 		{"idle", required_argument, NULL, OPTION_IDLE},
 		{"idle-unload", required_argument, NULL, OPTION_IDLE_UNLOAD},
+		{"keep", required_argument, NULL, OPTION_KEEP},
 		{"no-uring", no_argument, NULL, OPTION_NO_URING},
 		{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
 		{"help", no_argument, NULL, OPTION_HELP},
@@ -372,18 +397,77 @@ static int open_models(struct options *o, struct err *ret_err)
 	return 0;
 }
 
+/* Before options cut them up. The program's path as it is now: an upgrade puts another file there.
+ * NULL where that cannot be had. */
+static char **copy_arguments(int argc, char **argv, char ret_program[PATH_MAX])
+{
+	ssize_t n = readlink("/proc/self/exe", ret_program, PATH_MAX - 1);
+	char **copy = calloc((size_t)argc + 1, sizeof(*copy));
+
+	ret_program[n > 0 ? n : 0] = '\0';
+	for (int i = 0; i < argc && copy; i++)
+		copy[i] = strdup(argv[i]);
+	return copy;
+}
+
+static void free_arguments(char **copy)
+{
+	for (char **at = copy; at && *at; at++)
+		free(*at);
+	free(copy);
+}
+
+static int run(struct options *o, const char *program, char **arguments, struct err *ret_err)
+{
+	const struct server_params params = {.socket = o->socket,
+		.listens = o->listens,
+		.n_listens = o->n_listens,
+		.devices = o->devices,
+		.n_devices = o->n_devices,
+		.policy = &o->policy,
+		.alloc_bytes = o->alloc_bytes,
+		.window_bytes = o->window_bytes,
+		.pin_writable = o->pin_writable,
+		.n_pin_writable = o->n_pin_writable,
+		.use_pread = o->use_pread,
+		.n_keep_seconds = o->n_keep_seconds,
+		.idle_ns = o->idle_ns,
+		.idle_unload_ns = o->idle_unload_ns,
+		.scrub_ns = o->scrub_ns,
+		.scrub_percent = (uint32_t)o->scrub_percent,
+		.n_models = o->n_models,
+		.models = o->models};
+	struct restart *restart = NULL;
+	int rc = server_run(&params, ret_err, &restart);
+
+	if (rc != SERVER_EXECUTE)
+		return rc;
+	log_info("SIGHUP: %s is executed anew", program);
+	rc = arguments ? restart_execute(restart, program, arguments) : -ENOMEM;
+	restart_free(restart);
+	return err_set(ret_err, -rc, "SIGHUP: %s: %s", program, strerror(-rc));
+}
+
 int main(int argc, char **argv)
 {
-	struct options o = {
-		.log_level = LOG_INFO, .scrub_ns = CHECKER_DEFAULT_NS, .scrub_percent = 1};
+	struct options o = {.log_level = LOG_INFO,
+		.n_keep_seconds = RESTART_KEEP_SECONDS,
+		.scrub_ns = CHECKER_DEFAULT_NS,
+		.scrub_percent = 1};
 	struct err err = ERR_NULL;
+	char program[PATH_MAX];
 
 	if (argc > 1 && !strcmp(argv[1], "--probe"))
 		return vk_probe_main(argc, argv);
+	if (argc > 1 && !strcmp(argv[1], "--keeper"))
+		return keeper_main(argc, argv);
+	char **arguments = copy_arguments(argc, argv, program);
 	log_init("weightd", LOG_INFO);
 	int status = parse_options(argc, argv, &o);
-	if (status >= 0)
+	if (status >= 0) {
+		free_arguments(arguments);
 		return status;
+	}
 	log_init("weightd", o.log_level);
 	if (o.n_devices == 0)
 		o.devices[o.n_devices++] = "auto";
@@ -392,28 +476,11 @@ int main(int argc, char **argv)
 	int rc = choose_socket(&o, &err);
 	if (rc == 0)
 		rc = open_models(&o, &err);
-	if (rc == 0) {
-		const struct server_params params = {.socket = o.socket,
-			.listens = o.listens,
-			.n_listens = o.n_listens,
-			.devices = o.devices,
-			.n_devices = o.n_devices,
-			.policy = &o.policy,
-			.alloc_bytes = o.alloc_bytes,
-			.window_bytes = o.window_bytes,
-			.idle_ns = o.idle_ns,
-			.idle_unload_ns = o.idle_unload_ns,
-			.pin_writable = o.pin_writable,
-			.n_pin_writable = o.n_pin_writable,
-			.use_pread = o.use_pread,
-			.scrub_ns = o.scrub_ns,
-			.scrub_percent = (uint32_t)o.scrub_percent,
-			.n_models = o.n_models,
-			.models = o.models};
-		rc = server_run(&params, &err);
-	}
+	if (rc == 0)
+		rc = run(&o, program, arguments, &err);
 	for (uint32_t i = 0; i < o.n_models; i++)
 		cleanup_close(&o.models[i].fd);
+	free_arguments(arguments);
 	if (rc < 0) {
 		log_error("%s", err.text);
 		return MAIN_FAILED;

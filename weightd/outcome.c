@@ -13,6 +13,7 @@
 #include "weightd/export.h"
 #include "weightd/idle.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/verify.h"
 
@@ -167,8 +168,9 @@ static void outcome_log_ready(
 	outcome_log_placement(g->model, g->id, e);
 }
 
-static void outcome_summarize(struct service_generation *data, const struct export *e)
+void outcome_summarize(struct service_generation *data)
 {
+	const struct export *e = data->residencies[0].export;
 	struct service_summary *summary = &data->summary;
 
 	snprintf(summary->architecture, sizeof(summary->architecture), "%s", e->architecture);
@@ -200,7 +202,7 @@ static void outcome_on_ready(
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
 	data->is_heating = data->is_second_heat = false;
-	outcome_summarize(data, r->export);
+	outcome_summarize(data);
 	data->loaded_bytes = r->export->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] +
 			     r->export->n_placed_bytes[MANIFEST_PLACEMENT_STAGED];
 	data->load_ns = service_now_ns() - data->started_ns;
@@ -215,6 +217,7 @@ static void outcome_on_ready(
 	}
 	outcome_log_ready(s, g, r);
 	registry_loaded(s->registry, g->id, service_now_ns());
+	restart_save(s->restart);
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
 				.model = model,
@@ -296,6 +299,8 @@ static void outcome_take(struct service *s, uint32_t i, const struct loader_resu
 	struct registry_generation *g = registry_find(s->registry, r->generation);
 	uint32_t slot = r->is_foreign ? service_get_foreign_slot(s) : i;
 
+	if (!g && restart_take_result(s->restart, i, r))
+		return;
 	if (r->goal == LOAD_COOL) {
 		if (g && ((struct service_generation *)g->data)->is_cooling)
 			idle_finish(s, g, r);

@@ -8,6 +8,10 @@
 struct loader_result;
 struct registry_generation;
 struct service;
+struct service_generation;
+
+/* What is told of a generation also when it is warm, from its memory on the first device. */
+void outcome_summarize(struct service_generation *data);
 
 /* A loader has results. */
 void outcome_dispatch(struct service *s);

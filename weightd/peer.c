@@ -19,6 +19,7 @@
 #include "proto/util/log.h"
 #include "proto/wire.h"
 #include "weightd/leftover.h"
+#include "weightd/process.h"
 
 /* Linux 6.5; the C library's headers are older. */
 #ifndef SO_PEERPIDFD
@@ -57,7 +58,7 @@ static int peer_open_pidfd(int sock, int32_t pid)
 	return pid > 0 ? pidfd_open(pid, 0) : -1;
 }
 
-static uint64_t peer_get_process(int pidfd)
+uint64_t peer_get_process(int pidfd)
 {
 	struct statfs fs;
 	struct stat st;
@@ -88,6 +89,7 @@ int peer_new(int fd, uint64_t id, struct peer **ret_peer)
 	p->id = id;
 	p->fd = fd;
 	p->pid = cred.pid;
+	p->start_ticks = process_get_start_ticks(cred.pid);
 	p->uid = cred.uid;
 	p->gid = cred.gid;
 	p->pidfd = peer_open_pidfd(fd, cred.pid);

@@ -49,11 +49,12 @@ struct peer_packet;
 TAILQ_HEAD(peer_queue, peer_packet);
 
 struct peer {
-	uint64_t id;      /* never used again; see peer_make_id */
-	int fd;           /* owned */
-	int pidfd;        /* owned; -1: the process cannot be watched */
-	uint64_t process; /* the pidfd's inode, one a process from Linux 6.9 on; 0: unknown */
-	int32_t pid;      /* SO_PEERCRED at accept; 0: in a namespace that we cannot see */
+	uint64_t id;          /* never used again; see peer_make_id */
+	int fd;               /* owned */
+	int pidfd;            /* owned; -1: the process cannot be watched */
+	uint64_t process;     /* the pidfd's inode, one a process from Linux 6.9 on; 0: unknown */
+	int32_t pid;          /* SO_PEERCRED at accept; 0: in a namespace that we cannot see */
+	uint64_t start_ticks; /* see process_get_start_ticks */
 	uint32_t uid;
 	uint32_t gid;
 	uint32_t role; /* Role of weightd.proto */
@@ -143,6 +144,9 @@ void peer_flush(struct peer *p);
 
 /* The peer is dropped when its read event comes round, at once. */
 void peer_break(struct peer *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The pidfd's inode where it is one a process, else 0. */
+uint64_t peer_get_process(int pidfd);
 
 /* Does the process of a pidfd live? False for -1: nobody can tell. */
 bool peer_is_running(int pidfd);

@@ -89,6 +89,19 @@ void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
 	reply_send(p, request, &reply, NULL, 0);
 }
 
+void rpc_reply_resumed(
+	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Resumed resumed = WD__RESUMED__INIT;
+
+	resumed.generation = generation;
+	resumed.wants_descriptors = wants_descriptors;
+	reply.body_case = WD__REPLY__BODY_RESUMED;
+	reply.resumed = &resumed;
+	reply_send(p, request, &reply, NULL, 0);
+}
+
 void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 {
 	Wd__Reply reply = WD__REPLY__INIT;
@@ -400,7 +413,7 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	wd__generation__init(m);
 	m->id = g->id;
 	m->state = reply_get_state(g->state);
-	m->origin = (char *)"loaded";
+	m->origin = (char *)(data->is_adopted ? "adopted" : "loaded");
 	m->path = data->path;
 	m->file_bytes = data->file_bytes;
 	m->loaded_bytes = data->loaded_bytes;

@@ -6,6 +6,7 @@
  * Replies and events into a peer's queue, in packets below the wire's caps. What cannot be sent
  * breaks the peer (weightd/peer.h). Loop thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 struct check_report;
@@ -19,6 +20,9 @@ struct service;
 void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct err *err);
 void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
+
+void rpc_reply_resumed(
+	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors);
 
 /*
  * The peer has a lease on the generation: its descriptors are lent to the queue. importer: the

@@ -15,6 +15,7 @@
 #include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/resume.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc-scan.h"
 #include "weightd/service.h"
@@ -252,6 +253,31 @@ static int rpc_worker_report(const struct rpc_call *call, struct err *ret_err)
 	return 0;
 }
 
+static int rpc_resume(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__Resume *m = call->request->resume;
+	int rc = registry_check_name(m->model, ret_err);
+
+	if (rc < 0)
+		return rc;
+	if (m->device_uuid.len != RPC_UUID_BYTES || m->driver_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL,
+			"Resume: expected uuids of %d bytes, found %zu and %zu", RPC_UUID_BYTES,
+			m->device_uuid.len, m->driver_uuid.len);
+	if ((m->has_manifest || m->more) && call->fds->n == 0)
+		return err_set(ret_err, EPROTO, "Resume: expected descriptors, found none");
+	const struct resume_params params = {.request = call->request->id,
+		.model = m->model,
+		.generation = m->generation,
+		.device_uuid = m->device_uuid.data,
+		.driver_uuid = m->driver_uuid.data,
+		.manifest_inode = m->manifest_inode,
+		.first = m->first,
+		.has_manifest = m->has_manifest,
+		.more = m->more};
+	return resume_handle(call->service, call->peer, &params, call->fds, ret_err);
+}
+
 static const struct {
 	rpc_fn fn;
 	const char *name;
@@ -270,6 +296,7 @@ static const struct {
 	[WD__REQUEST__BODY_DESCRIBE] = {rpc_describe, "Describe", false, false},
 	[WD__REQUEST__BODY_WORKER_REPORT] = {rpc_worker_report, "WorkerReport", false, false},
 	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
+	[WD__REQUEST__BODY_RESUME] = {rpc_resume, "Resume", true, false},
 };
 
 /* What breaks the protocol, whatever the request wants. */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -27,6 +28,7 @@
 #include "weightd/pace.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/restart.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc.h"
 #include "weightd/service.h"
@@ -48,18 +50,22 @@ struct server {
 	struct event_base *base;
 	struct event *loader_events[SERVICE_MAX_DEVICES];
 	struct event *files_event;
-	struct event *signal_events[2];
+	struct event *signal_events[3];
 	struct source_account account;
 	struct sum_key key;
 	struct loader *loaders[SERVICE_MAX_DEVICES];
 	struct service_params service_params;
 	struct service *service;
+	struct restart *restart;
 	struct holders *holders;
 	struct peer_list peers;
 	struct leftover *leftover;
 	struct access accesses[1 + SERVER_MAX_LISTENS]; /* --socket's first */
 	struct listener *listeners[1 + SERVER_MAX_LISTENS];
 	bool is_ending;     /* a signal came */
+	bool is_executing;  /* it was SIGHUP */
+	bool has_terminal;  /* at the start */
+	bool has_begun;     /* what was left before is taken over: it goes with this one */
 	uint32_t n_loading; /* models of the command line */
 	int code;           /* of the first that failed */
 	struct err err;
@@ -78,6 +84,7 @@ static void server_close_peer(struct server *s, struct peer *p)
 	TAILQ_REMOVE(&s->peers, p, entry);
 	pace_forget(p->pace, p);
 	peer_free(p);
+	restart_save(s->restart);
 }
 
 static void server_refuse_packet(struct peer *p, int code, const struct err *err)
@@ -122,6 +129,7 @@ static bool server_read_packet(struct server *s, struct peer *p)
 		rpc_handle(s->service, p, s->packet, n_bytes, &fds);
 	if (p->is_greeted && !was_greeted && event_pending(p->read_event, EV_READ, NULL))
 		server_watch_reads(p);
+	restart_save(s->restart);
 	return !p->is_broken;
 }
 
@@ -207,6 +215,7 @@ static void server_on_loader(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	outcome_dispatch(s->service);
+	restart_save(s->restart);
 }
 
 static void server_on_files(evutil_socket_t fd, short what, void *userdata)
@@ -219,6 +228,8 @@ static void server_on_files(evutil_socket_t fd, short what, void *userdata)
 	leave_check(s->service);
 	idle_check(s->service);
 	leftover_prune(s->leftover);
+	restart_save(s->restart);
+	restart_check(s->restart);
 }
 
 static void server_on_exit(uint64_t holder, void *userdata)
@@ -226,14 +237,40 @@ static void server_on_exit(uint64_t holder, void *userdata)
 	struct server *s = userdata;
 
 	service_exit(s->service, holder);
+	restart_save(s->restart);
+}
+
+/* By a socket that is not there any more, it is ours to account for. */
+static uint64_t server_on_hold(
+	int32_t pid, uint32_t uid, uint64_t start_ticks, uint32_t socket, void *userdata)
+{
+	struct server *s = userdata;
+
+	if (socket > s->params->n_listens)
+		socket = 0;
+
+	return holders_add_pid(
+		s->holders, listener_take_id(s->listeners[socket]), pid, uid, start_ticks);
+}
+
+static bool server_has_terminal(void)
+{
+	_cleanup_(cleanup_close)
+	int fd = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
+
+	return fd >= 0;
 }
 
 static void server_on_signal(evutil_socket_t signum, short what, void *userdata)
 {
 	struct server *s = userdata;
 
-	(void)signum;
 	(void)what;
+	/* One that just starts has nothing to hand over, and is the program that was meant. */
+	if (signum == SIGHUP && !s->has_begun)
+		return;
+	/* A terminal that was closed says so with the same signal: that is an end. */
+	s->is_executing = signum == SIGHUP && (!s->has_terminal || server_has_terminal());
 	s->is_ending = true;
 	event_base_loopbreak(s->base);
 }
@@ -273,8 +310,9 @@ static int server_watch_loader(struct server *s, uint32_t i)
 /* Before there is a socket: whenever a signal comes, the file is removed. */
 static int server_init_signals(struct server *s)
 {
-	static const int signals[] = {SIGTERM, SIGINT};
+	static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 
+	s->has_terminal = server_has_terminal();
 	s->base = event_base_new();
 	if (!s->base)
 		return -ENOMEM;
@@ -313,8 +351,11 @@ static int server_make_key(struct server *s, struct err *ret_err)
 {
 	uint8_t secret[SUM_SECRET_BYTES];
 
-	if (getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
+	_Static_assert((int)SUM_SECRET_BYTES == (int)STATE_SECRET_BYTES, "one secret");
+	if (!restart_get_secret(s->restart, secret) &&
+		getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
 		return err_set(ret_err, errno, "key of checksums: %s", strerror(errno));
+	restart_set_secret(s->restart, secret);
 	sum_key_init(&s->key, secret);
 	explicit_bzero(secret, sizeof(secret));
 	return 0;
@@ -395,6 +436,9 @@ static int server_listen(struct server *s, struct err *ret_err)
 		if (rc < 0)
 			return rc;
 	}
+	/* The socket is ours, and with it what the weightd before left beside it. */
+	if (restart_new(s->params->socket, s->params->n_keep_seconds, &s->restart) < 0)
+		return err_set(ret_err, ENOMEM, "out of memory");
 	return 0;
 }
 
@@ -430,10 +474,14 @@ static int server_init(struct server *s, struct err *ret_err)
 		.pin_writable = s->params->pin_writable,
 		.n_pin_writable = s->params->n_pin_writable,
 		.own_fn = server_on_own_load,
+		.hold_fn = server_on_hold,
+		.restart = s->restart,
 		.userdata = s};
 	rc = service_new(&s->service_params, &s->service);
 	if (rc == 0)
 		rc = server_init_events(s);
+	if (rc == 0)
+		rc = restart_attach(s->restart, s->base, s->service);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "out of memory");
 	return 0;
@@ -457,6 +505,10 @@ static void server_fini(struct server *s)
 	}
 	leftover_free(s->leftover);
 	holders_free(s->holders);
+	/* What failed before it took anything over leaves it to the next. */
+	if (s->restart && (s->has_begun || s->is_ending))
+		restart_forget(s->restart);
+	restart_free(s->restart);
 	service_free(s->service);
 	server_free_event(s->files_event);
 	for (uint32_t i = 0; i < s->params->n_devices; i++) {
@@ -476,12 +528,17 @@ static int server_start_loads(struct server *s, struct err *ret_err)
 	s->n_loading = s->params->n_models;
 	for (uint32_t i = 0; i < s->params->n_models; i++) {
 		struct server_model *m = &s->params->models[i];
-		int rc = service_load(s->service, NULL, 0, m->name, m->path, m->fd, false, ret_err);
+		int rc = 0;
+		if (!restart_claim(s->restart, m->name, m->path, m->fd))
+			rc = service_load(
+				s->service, NULL, 0, m->name, m->path, m->fd, false, ret_err);
 		cleanup_close(&m->fd);
 		if (rc < 0)
 			return rc;
 	}
-	if (s->n_loading == 0)
+	s->has_begun = true;
+	restart_begin(s->restart);
+	if (s->params->n_models == 0)
 		server_say_ready(s);
 	return 0;
 }
@@ -493,7 +550,19 @@ static void server_cleanup(struct server **s)
 	free(*s);
 }
 
-int server_run(const struct server_params *params, struct err *ret_err)
+/* SIGHUP: the memory stays where it is, and nothing else of this weightd. */
+static int server_let_go(struct server *s, struct err *ret_err, struct restart **ret_restart)
+{
+	int rc = restart_hold(s->restart);
+
+	if (rc < 0)
+		return err_set(ret_err, -rc, "SIGHUP: descriptors: %s", strerror(-rc));
+	*ret_restart = TAKE_PTR(s->restart);
+	return SERVER_EXECUTE;
+}
+
+int server_run(
+	const struct server_params *params, struct err *ret_err, struct restart **ret_restart)
 {
 	_cleanup_(server_cleanup)
 	struct server *s = calloc(1, sizeof(*s));
@@ -507,8 +576,11 @@ int server_run(const struct server_params *params, struct err *ret_err)
 		rc = server_start_loads(s, ret_err);
 	if (rc < 0)
 		return rc;
-	if (!s->is_ending && event_base_dispatch(s->base) < 0)
+	/* A load of the command line may have failed before there was a loop to break. */
+	if (!s->is_ending && s->code == 0 && event_base_dispatch(s->base) < 0)
 		return err_set(ret_err, EIO, "the event loop failed");
+	if (s->is_executing && s->has_begun && s->code == 0)
+		return server_let_go(s, ret_err, ret_restart);
 	notify_stopping();
 	if (s->code < 0 && ret_err)
 		*ret_err = s->err;

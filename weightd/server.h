@@ -14,6 +14,7 @@
 struct access;
 struct err;
 struct policy;
+struct restart;
 
 enum { SERVER_MAX_LISTENS = 32 };
 
@@ -40,16 +41,23 @@ struct server_params {
 	uint32_t scrub_percent;
 	uint64_t idle_ns; /* see service_params */
 	uint64_t idle_unload_ns;
+	unsigned n_keep_seconds; /* that the keeper waits for the next weightd; 0: no keeper */
 	const char *const *pin_writable; /* [n_pin_writable] */
 	uint32_t n_pin_writable;
 	uint32_t n_models;
 	struct server_model *models;
 };
 
+/* A condition of server_run. */
+enum { SERVER_EXECUTE = 1 };
+
 /*
- * Serves until SIGTERM or SIGINT: 0. It says on stderr that it is ready when the models of the
- * command line are. -errno with a sentence when it cannot start, or one of these does not load.
+ * Serves until SIGTERM or SIGINT: 0, or SIGHUP: SERVER_EXECUTE, everything is given up but
+ * *ret_restart, the caller's for restart_execute. It says on stderr that it is ready when the
+ * models of the command line are. -errno with a sentence when it cannot start, or one of these does
+ * not load.
  */
-int must_check server_run(const struct server_params *params, struct err *ret_err);
+int must_check server_run(
+	const struct server_params *params, struct err *ret_err, struct restart **ret_restart);
 
 #endif

@@ -30,6 +30,7 @@ struct verify;
 struct service {
 	const struct service_params *params;
 	struct registry *registry;
+	struct restart *restart; /* params' */
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
@@ -50,6 +51,12 @@ uint64_t service_release_exports(struct service *s, struct service_generation *d
 /* What the last change freed goes to the loaders; the watchers are told, and who waits for it
  * tries again. */
 void service_collect(struct service *s);
+
+/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
+uint64_t service_release(struct service *s, struct service_generation *data);
+
+/* Its exports are released, or nobody's any more. */
+void service_free_generation(struct service_generation *g);
 
 /* The generation is lost, for the reason; log, watchers, who waits for it. It may be gone
  * afterwards. */

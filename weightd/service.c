@@ -13,6 +13,7 @@
 #include "weightd/export.h"
 #include "weightd/leave.h"
 #include "weightd/loader.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
 #include "weightd/source.h"
@@ -41,6 +42,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	TAILQ_INIT(&s->waits);
 	TAILQ_INIT(&s->verifies);
 	s->params = params;
+	s->restart = params->restart;
 	s->start_ns = service_now_ns();
 	int rc = registry_new(&s->registry);
 	if (rc < 0)
@@ -49,7 +51,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	return 0;
 }
 
-static void service_free_generation(struct service_generation *g)
+void service_free_generation(struct service_generation *g)
 {
 	source_unref(g->source);
 	free(g->path);
@@ -290,6 +292,8 @@ static int service_begin_load(struct service *s, struct peer *p, uint64_t reques
 	uint64_t id;
 	int rc = p ? service_check_pending(p, ret_err) : 0;
 
+	if (rc == 0 && restart_is_awaited(s->restart, name))
+		rc = err_set(ret_err, EBUSY, "model %s: it is on its way back", name);
 	if (rc == 0)
 		rc = service_make_generation(s, name, path, fd, ret_err, &data);
 	if (rc < 0)
@@ -360,6 +364,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 {
 	acquire_forget(s, p);
 	verify_forget(s, p);
+	restart_forget_peer(s->restart, p);
 	p->is_watching = false;
 	for (uint32_t i = 0; i < registry_count_leases(s->registry); i++) {
 		const struct registry_lease *l = registry_lease_at(s->registry, i);

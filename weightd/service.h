@@ -17,6 +17,7 @@ struct export;
 struct holders;
 struct loader;
 struct registry;
+struct restart;
 struct service;
 struct source;
 struct source_account;
@@ -56,6 +57,7 @@ struct service_generation {
 	uint64_t peer; /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
+	bool is_adopted;       /* from an earlier weightd: nothing was read for it */
 	struct source *source; /* a reference */
 	/* By index of the loader; [n_loaders]: for devices that are not weightd's. The first is
 	 * there when the generation is ready, the others when somebody asked for them. */
@@ -64,6 +66,11 @@ struct service_generation {
 
 /* A load of the command line has ended: code 0, or < 0 with the sentence. */
 typedef void (*service_own_fn)(int code, const struct err *err, void *userdata);
+
+/* socket: peer_get_socket. Watches a process for service_exit, under the id that is returned; 0: it
+ * is gone or cannot be. */
+typedef uint64_t (*service_hold_fn)(
+	int32_t pid, uint32_t uid, uint64_t start_ticks, uint32_t socket, void *userdata);
 
 /* All borrowed while the service lives. */
 struct service_params {
@@ -77,6 +84,8 @@ struct service_params {
 	const char *const *pin_writable; /* [n_pin_writable] models whose file may leave writable */
 	uint32_t n_pin_writable;
 	service_own_fn own_fn; /* may be NULL */
+	service_hold_fn hold_fn;
+	struct restart *restart; /* may be NULL */
 	void *userdata;
 };
 

@@ -29,21 +29,41 @@ struct source {
 	atomic_uint_fast64_t n_staged_bytes;
 	atomic_uint_fast64_t n_pinned_bytes;
 	pthread_mutex_t mutex; /* held between begin and end, guards what follows */
-	int memfd;             /* set once */
+	atomic_int memfd;      /* set once; any thread reads it */
 	uint64_t n_memfd_bytes;
-	uint8_t *map; /* while staging */
+	uint8_t *map;                 /* while staging */
+	pthread_mutex_t staged_mutex; /* for a moment each, guards what follows */
 	uint32_t n_tensors;
 	bool *is_staged; /* [n_tensors] */
-	struct copy copy;
 	uint32_t n_charges;
 	uint32_t n_pinnable; /* rows of is_pinned */
 	bool *is_pinned;     /* [n_pinnable] by tensor index: charged; while n_charges > 0 */
-	struct sums *sums;   /* NULL before a load has made them; under the mutex */
+	/* Under the first mutex. */
+	struct copy copy;
+	struct sums *sums; /* NULL before a load has made them */
 };
 
 static void source_cleanup(struct source **s)
 {
 	source_unref(*s);
+}
+
+/* Without descriptors. NULL without memory. */
+static struct source *source_make(struct source_account *account)
+{
+	struct source *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	atomic_init(&s->n_refs, 1);
+	s->account = account;
+	s->fd = -1;
+	s->shared_fd = -1;
+	s->memfd = -1;
+	copy_init(&s->copy);
+	pthread_mutex_init(&s->mutex, NULL);
+	pthread_mutex_init(&s->staged_mutex, NULL);
+	return s;
 }
 
 /* The descriptor that leaves: never one for writing unless that was asked for. */
@@ -68,17 +88,11 @@ int source_new(int fd, bool pin_writable, struct source_account *account, struct
 	struct source **ret_source)
 {
 	_cleanup_(source_cleanup)
-	struct source *s = calloc(1, sizeof(*s));
+	struct source *s = source_make(account);
 	struct statfs fs;
 
 	if (!s)
 		return err_set(ret_err, ENOMEM, "load: out of memory");
-	atomic_init(&s->n_refs, 1);
-	s->account = account;
-	s->shared_fd = -1;
-	s->memfd = -1;
-	copy_init(&s->copy);
-	pthread_mutex_init(&s->mutex, NULL);
 	s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (s->fd < 0 || fstat(s->fd, &s->identity) < 0)
 		return err_set(ret_err, errno, "file: %s", strerror(errno));
@@ -101,13 +115,20 @@ struct source *source_unref(struct source *s)
 	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_load(&s->n_staged_bytes));
 	cleanup_close(&s->fd);
 	cleanup_close(&s->shared_fd);
-	cleanup_close(&s->memfd);
+	if (s->memfd >= 0)
+		close(s->memfd);
 	copy_fini(&s->copy);
 	sums_free(s->sums);
 	pthread_mutex_destroy(&s->mutex);
+	pthread_mutex_destroy(&s->staged_mutex);
 	free(s->is_staged);
 	free(s);
 	return NULL;
+}
+
+const struct stat *source_get_identity(const struct source *s)
+{
+	return &s->identity;
 }
 
 int source_get_fd(const struct source *s)
@@ -153,12 +174,14 @@ int source_check(const struct source *s, struct err *ret_err)
 
 int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map)
 {
-	int rc = 0;
+	int memfd, rc = 0;
 
 	pthread_mutex_lock(&s->mutex);
-	if (s->memfd < 0)
-		rc = staging_new_memfd("weightd-weights", n_bytes, ret_err, &s->memfd);
+	memfd = s->memfd;
+	if (memfd < 0)
+		rc = staging_new_memfd("weightd-weights", n_bytes, ret_err, &memfd);
 	if (rc == 0) {
+		s->memfd = memfd;
 		s->n_memfd_bytes = n_bytes;
 		s->map = mmap(
 			NULL, s->n_memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
@@ -213,6 +236,47 @@ void source_end_staging(struct source *s)
 	pthread_mutex_unlock(&s->mutex);
 }
 
+static int source_adopt_memfd(
+	struct source *s, const struct source_remains *remains, struct err *ret_err)
+{
+	struct stat st;
+
+	s->memfd = fcntl(remains->memfd, F_DUPFD_CLOEXEC, 0);
+	if (s->memfd < 0 || fstat(s->memfd, &st) < 0)
+		return staging_refuse(ret_err, "adopt");
+	s->n_memfd_bytes = (uint64_t)st.st_size;
+	for (uint32_t i = 0; i < remains->n_tensors; i++)
+		if ((remains->staged[i / 8] >> i % 8 & 1) &&
+			source_set_staged(s, i, remains->n_tensors) < 0)
+			return err_set(ret_err, ENOMEM, "adopt: out of memory");
+	source_count(s);
+	return 0;
+}
+
+int source_adopt(const struct source_remains *remains, struct source_account *account,
+	struct err *ret_err, struct source **ret_source)
+{
+	_cleanup_(source_cleanup)
+	struct source *s = NULL;
+	int rc = 0;
+
+	if (remains->fd >= 0) {
+		rc = source_new(remains->fd, remains->pin_writable, account, ret_err, &s);
+	} else {
+		s = source_make(account);
+		if (!s)
+			return err_set(ret_err, ENOMEM, "adopt: out of memory");
+		s->identity.st_mode = S_IFREG;
+		s->identity.st_size = (off_t)remains->n_file_bytes;
+		s->identity.st_mtim = remains->mtime;
+	}
+	if (rc == 0 && remains->memfd >= 0)
+		rc = source_adopt_memfd(s, remains, ret_err);
+	if (rc == 0)
+		*ret_source = TAKE_PTR(s);
+	return rc;
+}
+
 bool source_is_staged(const struct source *s, uint32_t tensor)
 {
 	return tensor < s->n_tensors && s->is_staged[tensor];
@@ -220,34 +284,57 @@ bool source_is_staged(const struct source *s, uint32_t tensor)
 
 int source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors)
 {
+	int rc = 0;
+
+	pthread_mutex_lock(&s->staged_mutex);
 	if (!s->is_staged) {
 		s->is_staged = calloc(n_tensors, sizeof(*s->is_staged));
-		if (!s->is_staged)
-			return -ENOMEM;
-		s->n_tensors = n_tensors;
+		s->n_tensors = s->is_staged ? n_tensors : 0;
 	}
-	s->is_staged[tensor] = true;
+	if (s->is_staged)
+		s->is_staged[tensor] = true;
+	else
+		rc = -ENOMEM;
+	pthread_mutex_unlock(&s->staged_mutex);
+	return rc;
+}
+
+int source_copy_staged(struct source *s, uint8_t **ret_bits, uint32_t *ret_n_tensors)
+{
+	uint8_t *bits = NULL;
+
+	pthread_mutex_lock(&s->staged_mutex);
+	uint32_t n = s->n_tensors;
+	if (n > 0)
+		bits = calloc((n + 7) / 8, 1);
+	for (uint32_t i = 0; i < n && bits; i++)
+		bits[i / 8] |= (uint8_t)(s->is_staged[i] << i % 8);
+	pthread_mutex_unlock(&s->staged_mutex);
+	if (n > 0 && !bits)
+		return -ENOMEM;
+	*ret_bits = bits;
+	*ret_n_tensors = n;
 	return 0;
 }
 
 void source_list_host(
 	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned)
 {
-	pthread_mutex_lock(&s->mutex);
+	pthread_mutex_lock(&s->staged_mutex);
 	for (uint32_t i = 0; i < n_tensors; i++) {
 		ret_is_staged[i] = source_is_staged(s, i);
 		ret_is_pinned[i] = i < s->n_pinnable && s->is_pinned[i];
 	}
-	pthread_mutex_unlock(&s->mutex);
+	pthread_mutex_unlock(&s->staged_mutex);
 }
 
 int source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes)
 {
 	int rc = 0;
 
-	pthread_mutex_lock(&s->mutex);
+	pthread_mutex_lock(&s->staged_mutex);
 	if (!s->is_pinned)
-		s->is_pinned = calloc(n_tensors, sizeof(*s->is_pinned));
+		s->is_pinned = calloc((size_t)n_tensors + 1, sizeof(*s->is_pinned));
 	if (s->is_pinned) {
 		s->n_pinnable = n_tensors;
 		s->n_charges++;
@@ -255,24 +342,24 @@ int source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes)
 	} else {
 		rc = -ENOMEM;
 	}
-	pthread_mutex_unlock(&s->mutex);
+	pthread_mutex_unlock(&s->staged_mutex);
 	return rc;
 }
 
 void source_charge_tensor(struct source *s, uint32_t tensor, uint64_t n_bytes)
 {
-	pthread_mutex_lock(&s->mutex);
+	pthread_mutex_lock(&s->staged_mutex);
 	if (!s->is_pinned[tensor]) {
 		s->is_pinned[tensor] = true;
 		atomic_fetch_add(&s->n_pinned_bytes, n_bytes);
 		atomic_fetch_add(&s->account->n_charged_bytes, n_bytes);
 	}
-	pthread_mutex_unlock(&s->mutex);
+	pthread_mutex_unlock(&s->staged_mutex);
 }
 
 void source_discharge(struct source *s, uint64_t n_host_bytes)
 {
-	pthread_mutex_lock(&s->mutex);
+	pthread_mutex_lock(&s->staged_mutex);
 	if (--s->n_charges == 0) {
 		n_host_bytes += atomic_exchange(&s->n_pinned_bytes, 0);
 		free(s->is_pinned);
@@ -280,7 +367,7 @@ void source_discharge(struct source *s, uint64_t n_host_bytes)
 		s->n_pinnable = 0;
 	}
 	atomic_fetch_sub(&s->account->n_charged_bytes, n_host_bytes);
-	pthread_mutex_unlock(&s->mutex);
+	pthread_mutex_unlock(&s->staged_mutex);
 }
 
 uint64_t source_get_pinned_bytes(const struct source *s)
@@ -292,11 +379,14 @@ void source_drop_staged(struct source *s)
 {
 	pthread_mutex_lock(&s->mutex);
 	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_exchange(&s->n_staged_bytes, 0));
-	cleanup_close(&s->memfd);
+	int memfd = atomic_exchange(&s->memfd, -1);
+	cleanup_close(&memfd);
 	copy_fini(&s->copy);
+	pthread_mutex_lock(&s->staged_mutex);
 	free(s->is_staged);
 	s->is_staged = NULL;
 	s->n_tensors = 0;
+	pthread_mutex_unlock(&s->staged_mutex);
 	pthread_mutex_unlock(&s->mutex);
 }
 

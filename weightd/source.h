@@ -14,12 +14,14 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "proto/util/cleanup.h"
 
 struct err;
 struct source;
 struct sums;
+struct stat;
 
 /* Host memory that all sources of this process hold; one for all of them, outliving them. */
 struct source_account {
@@ -41,6 +43,21 @@ static inline uint64_t source_account_sum(const struct source_account *a)
 int must_check source_new(int fd, bool pin_writable, struct source_account *account,
 	struct err *ret_err, struct source **ret_source);
 
+/* What an earlier weightd left of a source. Everything is borrowed and duplicated. */
+struct source_remains {
+	int fd; /* the model file; -1: it is not to be had, and further copies are not */
+	bool pin_writable;
+	uint64_t n_file_bytes; /* as they were */
+	struct timespec mtime;
+	int memfd;             /* -1: nothing is staged */
+	const uint8_t *staged; /* a bit a tensor, lowest first; of memfd */
+	uint32_t n_tensors;
+};
+
+/* The source anew; the descriptors were judged. -errno. */
+int must_check source_adopt(const struct source_remains *remains, struct source_account *account,
+	struct err *ret_err, struct source **ret_source);
+
 struct source *source_ref(struct source *s);
 
 /* Returns NULL, accepts NULL. The last one closes everything. Any thread. */
@@ -48,6 +65,9 @@ struct source *source_unref(struct source *s);
 
 /* For reading the model. Borrowed. */
 int source_get_fd(const struct source *s);
+
+/* What fstat said of the file when it was opened; of one that is not to be had, size and time. */
+const struct stat *source_get_identity(const struct source *s);
 
 /* The descriptor that workers may get; -1 where none may leave. Borrowed. */
 int source_get_shared_fd(const struct source *s);
@@ -91,7 +111,7 @@ void source_end_staging(struct source *s);
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
-/* Which of n_tensors are there, and which are charged as pinned; waits for whoever is staging. */
+/* Which of n_tensors are there, and which are charged as pinned. Any thread. */
 void source_list_host(
 	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned);
 
@@ -100,6 +120,12 @@ void source_list_host(
  * no export has a window of it. It takes a second for ten gigabytes: loader threads.
  */
 void source_drop_staged(struct source *s);
+
+/*
+ * The same for all of them, a bit each, lowest first, allocated: the caller frees it. NULL with 0
+ * tensors before the first staging. -ENOMEM. Any thread.
+ */
+int must_check source_copy_staged(struct source *s, uint8_t **ret_bits, uint32_t *ret_n_tensors);
 
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);

@@ -2,22 +2,27 @@
 #include "weightd/sum-file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include "proto/util/err.h"
 #include "weightd/sum.h"
 
-/* One thread reads and sums some 5 GB/s: eight keep up with the reads that filled a memfd. */
+/* One thread reads and sums some 5 GB/s, and sums 10 of what is mapped: eight keep up with the
+ * reads that filled a memfd. */
 enum { SUM_FILE_MAX_THREADS = 8 };
 
 struct sum_file {
 	const struct sum_key *key;
 	int fd;
+	bool is_mapped; /* its pages cannot go: it is sealed against shrinking */
 	const struct sum_range *pieces;
 	uint32_t n;
 	uint64_t *sums; /* [n] */
@@ -39,6 +44,21 @@ static int sum_file_read(const struct sum_file *f, const struct sum_range *piece
 	return 0;
 }
 
+/* In place, without copies. */
+static int sum_file_map(const struct sum_file *f, const struct sum_range *piece, uint64_t *ret_sum)
+{
+	uint64_t skip = piece->offset % (uint64_t)sysconf(_SC_PAGESIZE);
+	size_t n_bytes = (size_t)(skip + piece->n_bytes);
+	uint8_t *map = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, f->fd,
+		(off_t)(piece->offset - skip));
+
+	if (map == MAP_FAILED)
+		return -errno;
+	*ret_sum = sum_piece(f->key, map + skip, piece->n_bytes);
+	munmap(map, n_bytes);
+	return 0;
+}
+
 static void *sum_file_work(void *userdata)
 {
 	struct sum_file *f = userdata;
@@ -50,6 +70,10 @@ static void *sum_file_work(void *userdata)
 		uint32_t i = (uint32_t)atomic_fetch_add(&f->next, 1);
 		if (i >= f->n)
 			return NULL;
+		if (f->is_mapped) {
+			rc = sum_file_map(f, &f->pieces[i], &f->sums[i]);
+			continue;
+		}
 		rc = sum_file_read(f, &f->pieces[i], data);
 		if (rc == 0)
 			f->sums[i] = sum_piece(f->key, data, f->pieces[i].n_bytes);
@@ -79,7 +103,13 @@ static uint32_t sum_file_start(struct sum_file *f, pthread_t threads[SUM_FILE_MA
 int sum_file_run(const struct sum_key *key, int fd, const struct sum_range *pieces, uint32_t n,
 	struct err *ret_err, uint64_t *ret_sums)
 {
-	struct sum_file f = {.key = key, .fd = fd, .pieces = pieces, .n = n, .sums = ret_sums};
+	int seals = fcntl(fd, F_GET_SEALS);
+	struct sum_file f = {.key = key,
+		.fd = fd,
+		.is_mapped = seals >= 0 && (seals & F_SEAL_SHRINK),
+		.pieces = pieces,
+		.n = n,
+		.sums = ret_sums};
 	pthread_t threads[SUM_FILE_MAX_THREADS];
 	uint32_t n_threads = sum_file_start(&f, threads);
 

@@ -377,6 +377,30 @@ static void say_times(const struct import *m, uint64_t n_ns)
 		(double)populate_ns / 1e6, (double)import_ns / 1e6);
 }
 
+/* An import takes its descriptor for itself. Windows of one file share one. */
+static int keep_fd(struct weights *w, const struct weights_client_alloc *a, struct err *ret_err)
+{
+	struct weights_alloc *alloc = &w->allocs[a->index];
+	struct stat st, other;
+
+	alloc->owner = a->index;
+	if (is_window(a) && a->index > 0 && fstat(a->fd, &st) == 0) {
+		uint32_t owner = w->allocs[a->index - 1].owner;
+
+		if (w->allocs[owner].kept_fd >= 0 && fstat(w->allocs[owner].kept_fd, &other) == 0 &&
+			S_ISREG(st.st_mode) && st.st_dev == other.st_dev &&
+			st.st_ino == other.st_ino) {
+			alloc->owner = owner;
+			alloc->kept_fd = w->allocs[owner].kept_fd;
+			return 0;
+		}
+	}
+	alloc->kept_fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+	if (alloc->kept_fd < 0)
+		return err_set(ret_err, errno, "allocation %" PRIu32 ": descriptor: %m", a->index);
+	return 0;
+}
+
 static int check_and_import(struct import *m, struct weights_client_acquired *acquired,
 	uint32_t n_threads, struct err *ret_err, struct weights_refusal *ret_refusal)
 {
@@ -390,6 +414,8 @@ static int check_and_import(struct import *m, struct weights_client_acquired *ac
 		r = check_alloc(w, a, ret_err);
 		if (!r && is_window(a))
 			r = check_pages(w, a, ret_err);
+		if (!r)
+			r = keep_fd(w, a, ret_err);
 		if (r)
 			break;
 		m->jobs[i] = (struct job){.from = a, .to = &w->allocs[a->index]};

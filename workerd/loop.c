@@ -7,10 +7,9 @@
 #include <event2/event.h>
 
 #include "proto/util/err.h"
-#include "proto/util/log.h"
 #include "proto/util/notify.h"
-#include "proto/weights-client.h"
 #include "workerd/engine.h"
+#include "workerd/link.h"
 #include "workerd/message.h"
 #include "workerd/queue.h"
 #include "workerd/rpc.h"
@@ -33,7 +32,7 @@ struct loop {
 	struct event_base *base;
 	struct server *server;
 	struct event *queue;
-	struct event *weightd;
+	struct link *link;
 	struct event *leave;
 	struct event *signals[2];
 	int code; /* of the engine's failure */
@@ -100,21 +99,6 @@ static void loop_on_queue(evutil_socket_t fd, short what, void *userdata)
 		loop_on_message(l, message_from_node(node));
 }
 
-/* Weights and lease are ours already: without weightd the worker goes on. */
-static void loop_on_weightd(evutil_socket_t fd, short what, void *userdata)
-{
-	struct loop *l = userdata;
-	struct err e = ERR_NULL;
-
-	(void)fd;
-	(void)what;
-	if (!weights_client_dispatch(l->params.weightd, &e))
-		return;
-	event_del(l->weightd);
-	l->params.worker->is_weightd_connected = false;
-	log_warn("weightd is gone (%s); serving goes on", e.text);
-}
-
 static void loop_on_leave(evutil_socket_t fd, short what, void *userdata)
 {
 	(void)fd;
@@ -133,11 +117,8 @@ static int loop_add_events(struct loop *l)
 	short read = EV_READ | EV_PERSIST;
 
 	l->queue = event_new(l->base, queue_get_fd(l->params.in), read, loop_on_queue, l);
-	l->weightd = event_new(
-		l->base, weights_client_get_fd(l->params.weightd), read, loop_on_weightd, l);
 	l->leave = evtimer_new(l->base, loop_on_leave, l);
-	if (!l->queue || !l->weightd || !l->leave || event_add(l->queue, NULL) ||
-		event_add(l->weightd, NULL))
+	if (!l->queue || !l->leave || event_add(l->queue, NULL))
 		return -ENOMEM;
 	for (unsigned i = 0; i < ARRAY_SIZE(signums); i++) {
 		l->signals[i] = evsignal_new(l->base, signums[i], loop_on_signal, l);
@@ -172,6 +153,12 @@ int loop_new(const struct loop_params *params, struct err *ret_err, struct loop 
 	r = server_new(&server, ret_err, &l->server);
 	if (!r)
 		r = loop_add_events(l);
+	if (!r) {
+		struct link_params link = *params->link;
+
+		link.base = l->base;
+		r = link_new(&link, params->weightd, ret_err, &l->link);
+	}
 	if (r) {
 		loop_free(l);
 		return r;
@@ -190,8 +177,7 @@ struct loop *loop_free(struct loop *l)
 			event_free(l->signals[i]);
 	if (l->queue)
 		event_free(l->queue);
-	if (l->weightd)
-		event_free(l->weightd);
+	link_free(l->link);
 	if (l->leave)
 		event_free(l->leave);
 	if (l->base)

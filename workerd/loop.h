@@ -13,6 +13,7 @@
 
 struct engine;
 struct err;
+struct link_params;
 struct loop;
 struct queue;
 struct rpc_worker;
@@ -20,9 +21,10 @@ struct text;
 struct weights_client;
 
 struct loop_params {
-	const char *path;          /* of the client socket */
-	struct rpc_worker *worker; /* is_weightd_connected is kept here */
-	struct weights_client *weightd;
+	const char *path;               /* of the client socket */
+	struct rpc_worker *worker;      /* is_weightd_connected is kept here */
+	struct weights_client *weightd; /* taken on success */
+	const struct link_params *link; /* but the base */
 	struct text *text;
 	struct engine *engine;
 	struct queue *text_queue; /* what they take from */
@@ -30,7 +32,7 @@ struct loop_params {
 	struct queue *in; /* what they send */
 };
 
-/* Listens for clients; all borrowed. */
+/* Listens for clients and tells weightd of the worker; all borrowed but weightd. */
 int must_check loop_new(
 	const struct loop_params *params, struct err *ret_err, struct loop **ret_loop);
 struct loop *loop_free(struct loop *l);

@@ -10,12 +10,14 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
+#include "proto/weights-client.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
 #include "vk/probe.h"
 #include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
+#include "workerd/link.h"
 #include "workerd/loop.h"
 #include "workerd/message.h"
 #include "workerd/options.h"
@@ -36,10 +38,41 @@ struct threads {
 	struct text *text;
 	struct engine *engine;
 	struct loop *loop;
+	struct weights_client_report report; /* what the worker tells weightd of itself */
 };
 
-static int threads_start(struct threads *t, struct worker *w, struct rpc_worker *self,
-	const char *socket, struct err *ret_err)
+static int start_loop(struct threads *t, const struct options *o, struct worker *w,
+	struct rpc_worker *self, const char *socket, struct err *ret_err)
+{
+	struct link_params link = {
+		.path = o->weights,
+		.model = o->model,
+		.device = vk_device_get_info(w->device),
+		.weights = w->weights,
+		.handle_types = w->handle_types,
+		.is_connected = &self->is_weightd_connected,
+	};
+	const struct loop_params loop = {
+		.path = socket,
+		.worker = self,
+		.weightd = w->weightd,
+		.link = &link,
+		.text = t->text,
+		.engine = t->engine,
+		.text_queue = t->text_queue,
+		.engine_queue = t->engine_queue,
+		.in = t->loop_queue,
+	};
+
+	link.report = t->report;
+	int r = loop_new(&loop, ret_err, &t->loop);
+	if (!r)
+		w->weightd = NULL; /* the loop's */
+	return r;
+}
+
+static int threads_start(struct threads *t, const struct options *o, struct worker *w,
+	struct rpc_worker *self, const char *socket, struct err *ret_err)
 {
 	int r = queue_new(&t->text_queue);
 
@@ -68,20 +101,9 @@ static int threads_start(struct threads *t, struct worker *w, struct rpc_worker 
 		.in = t->engine_queue,
 		.out = t->loop_queue,
 	};
+	worker_describe(w, socket, &t->report);
 	r = engine_new(&engine, ret_err, &t->engine);
-	if (r)
-		return r;
-	const struct loop_params loop = {
-		.path = socket,
-		.worker = self,
-		.weightd = w->weightd,
-		.text = t->text,
-		.engine = t->engine,
-		.text_queue = t->text_queue,
-		.engine_queue = t->engine_queue,
-		.in = t->loop_queue,
-	};
-	return loop_new(&loop, ret_err, &t->loop);
+	return r ? r : start_loop(t, o, w, self, socket, ret_err);
 }
 
 /* The text thread first: it pushes to the engine. */
@@ -146,10 +168,8 @@ static int serve(const struct options *o, struct worker *w, const char *socket, 
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
 	pthread_sigmask(SIG_BLOCK, &signals, &old);
-	r = threads_start(&threads, w, &self, socket, ret_err);
+	r = threads_start(&threads, o, w, &self, socket, ret_err);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (!r)
-		r = worker_report(w, socket, ret_err);
 	if (!r) {
 		say_ready(&self, socket);
 		r = loop_run(threads.loop, ret_err);

@@ -55,6 +55,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 
 	if (r)
 		return r;
+	w->manifest_fd = TAKE_FD(a->manifest_fd);
 	w->generation = a->generation;
 	if (w->manifest->header->generation != a->generation)
 		return err_set(ret_err, EPROTO,
@@ -69,7 +70,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 		return err_set(ret_err, ENOMEM, "weights: no memory");
 	w->n_allocs = a->n_allocs;
 	for (uint32_t i = 0; i < a->n_allocs; i++)
-		w->allocs[i].fd = -1;
+		w->allocs[i].fd = w->allocs[i].kept_fd = -1;
 	r = import_run(w, d, a, n_threads, ret_err, ret_refusal);
 	if (r)
 		return r;
@@ -93,6 +94,8 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 		return r;
 	log_debug("attach: acquire %.2f ms", (double)(clock_now_ns() - start_ns) / 1e6);
 	w = calloc(1, sizeof(*w));
+	if (w)
+		w->manifest_fd = -1;
 	r = w ? weights_fill(w, params->device, &acquired, params->n_threads, ret_err, ret_refusal)
 	      : err_set(ret_err, ENOMEM, "weights: no memory");
 	weights_client_acquired_fini(&acquired);
@@ -115,7 +118,10 @@ struct weights *weights_free(struct weights *w)
 
 		vk_memory_free(a->memory);
 		cleanup_close(&a->fd);
+		if (a->owner == i)
+			cleanup_close(&a->kept_fd);
 	}
+	cleanup_close(&w->manifest_fd);
 	for (uint32_t i = 0; i < w->n_maps; i++)
 		if (w->maps[i].pages)
 			munmap(w->maps[i].pages, w->maps[i].end - w->maps[i].begin);

@@ -24,6 +24,8 @@ struct weights_alloc {
 	struct vk_memory *memory; /* NULL: paged */
 	uint64_t base;            /* where in memory its bytes begin */
 	void *map;                /* the host pages behind memory, in a weights_map; NULL: none */
+	int kept_fd;              /* as it came, for a weightd that lost its own; `owner` owns it */
+	uint32_t owner;           /* index of the first allocation of the same file */
 	int fd;                   /* paged: read at file_offset, owned; else -1 */
 	uint64_t file_offset;     /* paged */
 };
@@ -42,6 +44,7 @@ struct weights_map {
 
 struct weights {
 	struct manifest *manifest;
+	int manifest_fd; /* as it came, owned */
 	uint64_t generation;
 	uint32_t n_allocs;
 	struct weights_alloc *allocs; /* [n_allocs], by manifest alloc index */

@@ -206,7 +206,8 @@ static int worker_try_attach(struct worker *w, const struct options *o,
 	r = worker_open_device(w, o, ret_err);
 	if (r)
 		return r;
-	weights_client_set_handle_types(w->weightd, worker_get_handle_types(w->device));
+	w->handle_types = worker_get_handle_types(w->device);
+	weights_client_set_handle_types(w->weightd, w->handle_types);
 	for (uint32_t type = 1; type < WEIGHTS_CLIENT_N_HANDLES && !r; type++)
 		if (refusals->first[type] != UINT32_MAX)
 			r = weights_client_add_refusal(w->weightd, type, refusals->first[type]);
@@ -333,12 +334,13 @@ struct worker *worker_free(struct worker *w)
 	return NULL;
 }
 
-int worker_report(struct worker *w, const char *socket, struct err *ret_err)
+void worker_describe(
+	const struct worker *w, const char *socket, struct weights_client_report *ret_report)
 {
 	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
 
 	vk_memory_get_counters(w->device, counters);
-	const struct weights_client_report report = {
+	*ret_report = (struct weights_client_report){
 		.kv_bytes = counters[VK_MEMORY_KV].requested_bytes,
 		.scratch_bytes = counters[VK_MEMORY_SCRATCH].requested_bytes,
 		.io_bytes = counters[VK_MEMORY_IO].requested_bytes +
@@ -347,5 +349,4 @@ int worker_report(struct worker *w, const char *socket, struct err *ret_err)
 		.attach_ns = w->weights->attach_ns,
 		.socket = socket,
 	};
-	return weights_client_report(w->weightd, &report, ret_err);
 }

@@ -17,10 +17,12 @@ struct plan;
 struct vk_device;
 struct weights;
 struct weights_client;
+struct weights_client_report;
 
 struct worker {
 	struct weights_client *weightd; /* its connection is the lease */
 	struct vk_device *device;
+	uint32_t handle_types; /* what of enum weights_client_handle the device takes, a bit each */
 	struct weights *weights;
 	struct kv *kv;
 	struct plan *plan;
@@ -36,7 +38,9 @@ int must_check worker_new(const struct options *o, struct err *ret_err, struct w
 /* Gives everything back and ends the lease. Accepts NULL; returns NULL. */
 struct worker *worker_free(struct worker *w);
 
-/* Tells weightd what this worker holds for itself; socket: where its clients find it. */
-int must_check worker_report(struct worker *w, const char *socket, struct err *ret_err);
+/* What weightd is told that this worker holds for itself; socket (borrowed): where its clients find
+ * it. Before the engine thread runs. */
+void worker_describe(
+	const struct worker *w, const char *socket, struct weights_client_report *ret_report);
 
 #endif

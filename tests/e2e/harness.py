@@ -87,7 +87,7 @@ def read_questions():
 class Daemon:
     """A weightd or workerd that has said it is ready."""
 
-    def __init__(self, site, name, argv, env, pass_fds=()):
+    def __init__(self, site, name, argv, env, wait=True, pass_fds=()):
         self.name = name
         self.log_path = os.path.join(site.dir, name + ".log")
         with open(self.log_path, "wb") as log:
@@ -96,6 +96,11 @@ class Daemon:
                 pass_fds=pass_fds)
         self.pid = self.process.pid
         site.daemons.append(self)
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self):
+        name = self.name
         deadline = time.monotonic() + START_SECONDS
         while not re.search(r": ready\b", self.log()):
             check(self.process.poll() is None,
@@ -167,12 +172,15 @@ class Site:
             for name in ("WEIGHTD_CACHE", "MESA_SHADER_CACHE_DIR"):
                 os.makedirs(self.env[name], mode=0o700, exist_ok=True)
 
-    def weightd(self, models=None, args=()):
-        """Starts weightd with {name: file}."""
+    def weightd_argv(self, models=None, args=()):
         argv = [need_env("WEIGHTD_BIN"), "--socket", self.weightd_socket]
         for name, path in (models or {}).items():
             argv += ["--model", f"{name}={path}"]
-        return Daemon(self, "weightd", argv + list(args), self.env)
+        return argv + list(args)
+
+    def weightd(self, models=None, args=()):
+        """Starts weightd with {name: file}."""
+        return Daemon(self, "weightd", self.weightd_argv(models, args), self.env)
 
     def worker(self, model, args=()):
         """Starts a workerd; its socket is in .socket."""
@@ -228,9 +236,26 @@ class Site:
         killed = any(d.process.returncode == -signal.SIGKILL for d in self.daemons)
         if left and not killed:
             trouble.append(f"sockets left behind: {' '.join(left)}")
+        # A weightd that was killed has a keeper, which waits for the next one.
+        if killed:
+            for pid in self.keepers():
+                os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: not self.keepers(), "the end of a keeper")
         trouble += [f"process {pid} was left behind" for pid in self.strays()]
         shutil.rmtree(self.dir)
         check(not trouble, "; ".join(trouble))
+
+    def keepers(self):
+        """Processes of this site that keep descriptors for a weightd."""
+        found = []
+        for pid in self.strays():
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    if b"--keeper" in f.read().split(b"\0"):
+                        found.append(pid)
+            except OSError:
+                pass  # gone meanwhile
+        return found
 
     def strays(self):
         """Processes that know this directory: children that a daemon forgot."""

@@ -56,7 +56,8 @@ static void write_device(struct weights_client_alloc *a, uint64_t offset)
 	uint64_t ticket;
 	void *map;
 
-	check(vk_device_new("software", &e, &d), &e, "device");
+	const char *select = getenv("WEIGHTD_TEST_DEVICE");
+	check(vk_device_new(select ? select : "software", &e, &d), &e, "device");
 	struct vk_memory *weights = import(d, a);
 	check(vk_memory_new(d, &io_params, &e, &io), &e, "memory");
 	check(vk_memory_map(io, &e, &map), &e, "map");

@@ -92,6 +92,69 @@ static void test_garbage(void **state)
 	site_stop(&s);
 }
 
+/* A Resume of nobody's, with and without what it says. */
+static void try_resume(
+	const struct site *s, Wd__Resume *m, const struct fdlist *fds, const char *expected)
+{
+	Wd__Request request = WD__REQUEST__INIT;
+	int sock = greeted(s);
+
+	request.id = 2;
+	request.n_fds = fds ? fds->n : 0;
+	request.body_case = WD__REQUEST__BODY_RESUME;
+	request.resume = m;
+	send_request(sock, &request, fds);
+	expect_error(sock, expected);
+	close(sock);
+}
+
+static void test_resume(void **state)
+{
+	struct site s;
+	Wd__Resume m = WD__RESUME__INIT;
+	uint8_t uuid[16] = {0};
+	struct err e = ERR_NULL;
+	bool gave = true;
+
+	(void)state;
+	site_start_model(&s);
+	struct weights_client *c = connect_client(&s), *again = NULL;
+	struct weights_client_acquired a = acquire(c, "atlas");
+	struct weights_client_held held = {.model = "atlas",
+		.generation = a.generation,
+		.device_uuid = uuid,
+		.driver_uuid = uuid,
+		.manifest_fd = a.manifest_fd};
+	const struct fdlist fds = {.n = 1, .fds = {a.manifest_fd}};
+	/* The lease again, on a connection of its own, with the manifest that it came with. */
+	again = connect_client(&s);
+	check(weights_client_resume(again, &held, &e, &gave), &e, "resume");
+	assert_false(gave);
+	struct weights_client_status status = get_status(c);
+	assert_int_equal(status.models[0].generations[0].n_leases, 2);
+	weights_client_status_fini(&status);
+	held.generation++;
+	assert_int_equal(weights_client_resume(again, &held, &e, &gave), -ENOENT);
+	weights_client_free(again);
+
+	m.model = (char *)"atlas";
+	m.generation = a.generation;
+	try_resume(&s, &m, NULL, "uuids");
+	m.device_uuid = m.driver_uuid = (ProtobufCBinaryData){.data = uuid, .len = 16};
+	try_resume(&s, &m, NULL, "another one by now"); /* no manifest */
+	m.has_manifest = true;
+	try_resume(&s, &m, NULL, "expected descriptors");
+	try_resume(&s, &m, &fds, "another one by now");
+	m.generation = UINT64_MAX;
+	try_resume(&s, &m, &fds, "not to be had");
+	m.model = (char *)"/";
+	try_resume(&s, &m, &fds, "model name");
+	assert_string_equal(get_state(c, 1), "ready");
+	weights_client_acquired_fini(&a);
+	weights_client_free(c);
+	site_stop(&s);
+}
+
 /* A watcher that never reads is dropped; the one whose events it does not read goes on. */
 static void test_slow_watcher(void **state)
 {
@@ -359,6 +422,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_hello),
 		CASE(test_garbage),
+		CASE(test_resume),
 		CASE(test_slow_watcher),
 		CASE(test_out_of_fds),
 		CASE(test_unread_descriptors),

@@ -3,10 +3,13 @@
 #include "tests/case.h"
 
 #include <event2/event.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "weightd/holders.h"
 #include "weightd/peer.h"
+#include "weightd/process.h"
 
 static void ignore_exit(uint64_t id, void *userdata)
 {
@@ -112,12 +115,65 @@ static void test_unknown(void **state)
 	event_base_free(base);
 }
 
+static void test_by_pid(void **state)
+{
+	struct event_base *base = event_base_new();
+	uint64_t ticks = process_get_start_ticks(getpid());
+	struct holders *h = NULL;
+
+	(void)state;
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &h), 0);
+	/* A process that has the pid by now is another. */
+	assert_int_equal(holders_add_pid(h, 1, getpid(), 0, ticks + 1), 0);
+	assert_int_equal(holders_add_pid(h, 1, getpid(), 0, 0), 0);
+	assert_int_equal(holders_add_pid(h, 1, 0, 0, ticks), 0);
+	assert_int_equal(holders_add_pid(h, 1, getpid(), 0, ticks), 1);
+	/* And a connection of it is known by it. */
+	assert_int_equal(add(h, 2, true, has_pidfs()), 1);
+	holders_free(h);
+	event_base_free(base);
+}
+
+static uint64_t exited;
+
+static void note_exit(uint64_t id, void *userdata)
+{
+	(void)userdata;
+	exited = id;
+}
+
+static void test_by_pid_until_it_exits(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct holders *h = NULL;
+	pid_t pid = fork();
+
+	(void)state;
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		pause();
+		_exit(0);
+	}
+	assert_int_equal(holders_new(base, note_exit, NULL, &h), 0);
+	assert_int_equal(holders_add_pid(h, 5, pid, 0, process_get_start_ticks(pid)), 5);
+	assert_int_equal(event_base_loop(base, EVLOOP_NONBLOCK), 0);
+	assert_int_equal(exited, 0);
+	assert_int_equal(kill(pid, SIGKILL), 0);
+	assert_true(event_base_loop(base, EVLOOP_ONCE) >= 0);
+	assert_int_equal(exited, 5);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	holders_free(h);
+	event_base_free(base);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_one_process),
 		CASE(test_connection_goes_on),
 		CASE(test_unknown),
+		CASE(test_by_pid),
+		CASE(test_by_pid_until_it_exits),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "proto/manifest.h"
 #include "tests/unit/socket-dir.h"
@@ -633,6 +634,98 @@ static void reports(void **state)
 	weights_client_free(c);
 }
 
+enum { N_HELD = 100 };
+
+static void answer_resumed(uint64_t id, uint64_t generation, bool wants)
+{
+	Wd__Resumed m = WD__RESUMED__INIT;
+
+	m.generation = generation;
+	m.wants_descriptors = wants;
+	weights_peer_reply(id, WD__REPLY__BODY_RESUMED, &m, NULL);
+}
+
+static uint64_t get_inode(int fd)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	return st.st_ino;
+}
+
+/* What the client sent next: a Resume with these descriptors. */
+static void expect_resume(uint32_t first, uint32_t n_fds, bool has_manifest, bool more,
+	const struct weights_client_held *held)
+{
+	struct fdlist fds;
+	Wd__Request *r = weights_peer_take(&fds);
+	const Wd__Resume *m = r->resume;
+
+	assert_int_equal(r->body_case, WD__REQUEST__BODY_RESUME);
+	assert_string_equal(m->model, "tiny");
+	assert_int_equal(m->generation, 7);
+	assert_int_equal(m->device_uuid.len, 16);
+	assert_int_equal(m->n_reserved_bytes, 1234);
+	assert_int_equal(m->manifest_inode, get_inode(held->manifest_fd));
+	assert_int_equal(m->first, first);
+	assert_int_equal(m->has_manifest, has_manifest);
+	assert_int_equal(m->more, more);
+	assert_int_equal(fds.n, n_fds);
+	if (has_manifest)
+		assert_int_equal(get_inode(fds.fds[0]), get_inode(held->manifest_fd));
+	for (uint32_t i = has_manifest; i < n_fds; i++)
+		assert_int_equal(get_inode(fds.fds[i]),
+			get_inode(held->fds[first + i - (has_manifest ? 1 : 0)]));
+	fdlist_fini(&fds);
+	wd__request__free_unpacked(r, NULL);
+}
+
+static void resumes(void **state)
+{
+	int fds[N_HELD], odd = make_memfd(1), even = make_memfd(1);
+	const struct weights_client_held held = {.model = "tiny",
+		.generation = 7,
+		.device_uuid = weights_peer_uuid,
+		.driver_uuid = weights_peer_uuid,
+		.n_reserved_bytes = 1234,
+		.manifest_fd = make_memfd(1),
+		.n_allocs = N_HELD,
+		.fds = fds};
+	struct weights_client *c = weights_peer_client();
+	struct err e = ERR_NULL;
+	bool gave = true;
+
+	(void)state;
+	for (int i = 0; i < N_HELD; i++)
+		fds[i] = i % 2 ? odd : even;
+	/* It is there: nothing is sent. */
+	answer_resumed(2, 7, false);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave), 0);
+	assert_false(gave);
+	expect_resume(0, 0, false, false, &held);
+	/* It is not: everything, in two packets, and one answer to the last. */
+	answer_resumed(3, 7, true);
+	answer_resumed(5, 7, false);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave), 0);
+	assert_true(gave);
+	expect_resume(0, 0, false, false, &held);
+	expect_resume(0, 64, true, true, &held);
+	expect_resume(63, 37, false, false, &held);
+	/* Refused, and nonsense. */
+	weights_peer_error(6, ENOENT, "generation 7 is not to be had any more");
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -ENOENT);
+	answer_resumed(7, 8, false);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -EPROTO);
+	answer_resumed(8, 7, true);
+	answer_resumed(10, 7, true);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -EPROTO);
+	assert_non_null(strstr(e.text, "again"));
+	close(odd);
+	close(even);
+	close(held.manifest_fd);
+	weights_peer_close(c);
+}
+
 static void *serve_one(void *arg)
 {
 	const int *listener = arg;
@@ -705,6 +798,7 @@ int main(void)
 		CASE(hands_events_on),
 		CASE(refuses_bad_events),
 		CASE(reports),
+		CASE(resumes),
 		CASE(connects_to_a_path),
 		CASE(knows_the_default_path),
 	};

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/resume.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "proto/fdlist.h"
+#include "proto/util/err.h"
+#include "weightd/acquire.h"
+#include "weightd/export.h"
+#include "weightd/holders.h"
+#include "weightd/peer.h"
+#include "weightd/quota.h"
+#include "weightd/registry.h"
+#include "weightd/restart.h"
+#include "weightd/rpc-reply.h"
+#include "weightd/service-internal.h"
+#include "weightd/shown.h"
+
+/* The manifest of any of its devices: which one it was for does not matter to the lease. */
+static bool resume_has_manifest(const struct service *s, const struct registry_generation *g,
+	const struct resume_params *params)
+{
+	const struct service_generation *data = g->data;
+	struct stat st;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
+		const struct export *e = data->residencies[i].export;
+		if (e && fstat(e->manifest_fd, &st) == 0 && st.st_ino == params->manifest_inode)
+			return true;
+	}
+	return false;
+}
+
+/* It is there, or was never on its way. */
+static int resume_lease(
+	struct service *s, struct peer *p, const struct resume_params *params, struct err *ret_err)
+{
+	const struct registry_generation *g = registry_find(s->registry, params->generation);
+
+	if (g && (strcmp(g->model, params->model) || !resume_has_manifest(s, g, params)))
+		return err_set(ret_err, ENOENT,
+			"generation %llu of model %.64s is another one by now",
+			(unsigned long long)params->generation, params->model);
+	int rc = g ? quota_check_lease(s->registry, s->params->peers, s->params->holders, p,
+			     params->generation, acquire_get_bytes, ret_err)
+		   : 0;
+	if (rc == 0)
+		rc = registry_resume(s->registry, params->generation, p->id,
+			holders_find(s->params->holders, p), service_now_ns(), ret_err);
+	if (rc < 0)
+		return rc;
+	restart_on_return(s->restart, p, params->generation);
+	restart_save(s->restart);
+	rpc_reply_resumed(p, params->request, params->generation, false);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
+				.model = params->model,
+				.generation = params->generation,
+				.pid = p->pid});
+	return 0;
+}
+
+static int resume_take(struct service *s, struct peer *p, const struct resume_params *params,
+	struct fdlist *fds, struct err *ret_err)
+{
+	struct stash_name name = {
+		.kind = STASH_MANIFEST, .generation = params->generation, .index = params->first};
+	uint32_t at = 0;
+	int rc = 0;
+
+	if (!restart_is_holder(s->restart, p, params->generation))
+		return err_set(ret_err, EPERM,
+			"generation %llu: pid %d was not known to have it: its descriptors are not "
+			"taken",
+			(unsigned long long)params->generation, (int)p->pid);
+	if (!restart_find_slot(s->restart, params->generation, params->device_uuid,
+		    params->driver_uuid, &name.slot))
+		return err_set(ret_err, ENODEV, "generation %llu was not there for this device",
+			(unsigned long long)params->generation);
+	if (params->has_manifest)
+		rc = restart_give(s->restart, &name, fdlist_take(fds, at++), ret_err);
+	name.kind = STASH_ALLOC;
+	for (; at < fds->n && rc == 0; at++, name.index++)
+		rc = restart_give(s->restart, &name, fdlist_take(fds, at), ret_err);
+	return rc;
+}
+
+int resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
+	struct fdlist *fds, struct err *ret_err)
+{
+	enum restart_where where = restart_find(s->restart, params->generation);
+	int rc = shown_check(s->registry, p, params->model, ret_err);
+
+	if (rc < 0)
+		return rc;
+	/* What comes too late is closed with the packet. The last of several is answered. */
+	if (where == RESTART_NOWHERE)
+		return params->more ? 0 : resume_lease(s, p, params, ret_err);
+	if (where == RESTART_LACKING && fds->n == 0) {
+		rpc_reply_resumed(p, params->request, params->generation, true);
+		return 0;
+	}
+	rc = service_check_pending(p, ret_err);
+	if (rc == 0 && where == RESTART_LACKING)
+		rc = resume_take(s, p, params, fds, ret_err);
+	if (rc < 0 || params->more)
+		return rc;
+	rc = restart_await(s->restart, p, params->request, params->generation);
+	if (rc < 0)
+		err_set(ret_err, -rc, "Resume: out of memory");
+	return rc;
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/link.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include "proto/util/err.h"
+#include "proto/util/log.h"
+#include "proto/wire.h"
+#include "vk/device.h"
+#include "workerd/weights.h"
+
+/* Between tries to reach weightd: the first and the longest. A killed one is back in less than a
+ * second where something starts it again; where nothing does, a look a second costs nothing. */
+enum { LINK_RETRY_MS = 20, LINK_RETRY_MAX_MS = 1000 };
+
+enum link_state {
+	LINK_UP,
+	LINK_WAITING,  /* for the next try */
+	LINK_TRYING,   /* on a thread */
+	LINK_GIVEN_UP, /* weightd does not have the generation any more */
+};
+
+struct link {
+	struct link_params params;
+	char path[108];
+	enum link_state state;
+	struct weights_client *weightd; /* while up */
+	struct event *weightd_event;
+	struct event *retry;
+	int retry_ms;
+
+	/* One try. The thread's, until done_fd is readable; then it is joined. */
+	pthread_t thread;
+	int done_fd; /* an eventfd, its event */
+	struct event *done;
+	int *fds; /* [weights->n_allocs], what the weights have kept */
+	struct weights_client *try_weightd;
+	int try_code;
+	bool try_is_refused; /* weightd said no, nothing just failed */
+	bool try_gave;
+	struct err try_err;
+
+	pthread_mutex_t mutex; /* guards what follows */
+	int try_fd;            /* a duplicate of the try's socket, to end it by; -1 */
+	bool is_ending;
+};
+
+/* ---- a try, on its thread ---- */
+
+/* -ECANCELED when the link is ending. */
+static int link_publish(struct link *l, int sock)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&l->mutex);
+	if (l->is_ending) {
+		rc = -ECANCELED;
+	} else {
+		l->try_fd = dup(sock);
+		rc = l->try_fd < 0 ? -errno : 0;
+	}
+	pthread_mutex_unlock(&l->mutex);
+	return rc;
+}
+
+static int link_resume(struct link *l, struct err *ret_err)
+{
+	const struct weights_client_held held = {.model = l->params.model,
+		.generation = l->params.weights->generation,
+		.device_uuid = l->params.device->uuid,
+		.driver_uuid = l->params.device->driver_uuid,
+		.manifest_fd = l->params.weights->manifest_fd,
+		.n_allocs = l->params.weights->n_allocs,
+		.fds = l->fds};
+	int r = weights_client_resume(l->try_weightd, &held, ret_err, &l->try_gave);
+
+	/* -EAGAIN: it has too much to do just now. */
+	l->try_is_refused = r < 0 && r != -ECONNRESET && r != -ETIMEDOUT && r != -EAGAIN;
+	if (!r)
+		r = weights_client_report(l->try_weightd, &l->params.report, ret_err);
+	return r;
+}
+
+static int link_try(struct link *l, struct err *ret_err)
+{
+	int sock = -1;
+	int r = wire_connect(l->path, ret_err, &sock);
+
+	if (r)
+		return r;
+	r = link_publish(l, sock);
+	if (r) {
+		close(sock);
+		return err_set(ret_err, -r, "weightd: %s", strerror(-r));
+	}
+	r = weights_client_new_connected(sock, WEIGHTS_CLIENT_WORKER, ret_err, &l->try_weightd);
+	if (r)
+		return r;
+	weights_client_set_handle_types(l->try_weightd, l->params.handle_types);
+	r = link_resume(l, ret_err);
+	if (r)
+		l->try_weightd = weights_client_free(l->try_weightd);
+	return r;
+}
+
+static void *link_main(void *userdata)
+{
+	struct link *l = userdata;
+	uint64_t one = 1;
+
+	l->try_code = link_try(l, &l->try_err);
+	if (write(l->done_fd, &one, sizeof(one)) < 0) /* fails only when it is readable already */
+		return NULL;
+	return NULL;
+}
+
+/* ---- the loop's side ---- */
+
+static void link_wait(struct link *l)
+{
+	const struct timeval pause = {
+		.tv_sec = l->retry_ms / 1000, .tv_usec = l->retry_ms % 1000 * 1000};
+
+	l->state = LINK_WAITING;
+	l->retry_ms *= 2;
+	if (l->retry_ms > LINK_RETRY_MAX_MS)
+		l->retry_ms = LINK_RETRY_MAX_MS;
+	if (event_add(l->retry, &pause) < 0)
+		log_error("out of memory: weightd is not looked for any more");
+}
+
+static void link_on_readable(evutil_socket_t fd, short what, void *userdata)
+{
+	struct link *l = userdata;
+	struct err e = ERR_NULL;
+
+	(void)fd;
+	(void)what;
+	if (!weights_client_dispatch(l->weightd, &e))
+		return;
+	event_free(l->weightd_event);
+	l->weightd_event = NULL;
+	l->weightd = weights_client_free(l->weightd);
+	*l->params.is_connected = false;
+	log_warn("weightd is gone (%s); serving goes on", e.text);
+	l->retry_ms = LINK_RETRY_MS;
+	link_wait(l);
+}
+
+static int link_watch(struct link *l)
+{
+	l->weightd_event = event_new(l->params.base, weights_client_get_fd(l->weightd),
+		EV_READ | EV_PERSIST, link_on_readable, l);
+	return l->weightd_event && event_add(l->weightd_event, NULL) == 0 ? 0 : -ENOMEM;
+}
+
+/* Signals are the loop's. */
+static void link_on_retry(evutil_socket_t fd, short what, void *userdata)
+{
+	struct link *l = userdata;
+	sigset_t all, old;
+
+	(void)fd;
+	(void)what;
+	l->try_is_refused = false;
+	l->try_gave = false;
+	l->try_err = ERR_NULL;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	int rc = pthread_create(&l->thread, NULL, link_main, l);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (rc == 0)
+		l->state = LINK_TRYING;
+	else
+		link_wait(l);
+}
+
+static void link_join(struct link *l)
+{
+	pthread_join(l->thread, NULL);
+	cleanup_close(&l->try_fd);
+}
+
+static void link_on_done(evutil_socket_t fd, short what, void *userdata)
+{
+	struct link *l = userdata;
+	uint64_t count;
+
+	(void)what;
+	if (read(fd, &count, sizeof(count)) < 0)
+		return;
+	link_join(l);
+	if (l->try_code < 0 && !l->try_is_refused) {
+		log_debug("weightd is not back: %s", l->try_err.text);
+		link_wait(l);
+		return;
+	}
+	if (l->try_code < 0) {
+		l->state = LINK_GIVEN_UP;
+		log_warn("weightd is back without generation %" PRIu64 " (%s); serving goes on",
+			l->params.weights->generation, l->try_err.text);
+		return;
+	}
+	l->state = LINK_UP;
+	l->weightd = TAKE_PTR(l->try_weightd);
+	if (link_watch(l) < 0) {
+		log_error("out of memory: the connection to weightd is not watched");
+		return;
+	}
+	*l->params.is_connected = true;
+	log_info("weightd is back: generation %" PRIu64 " is leased again%s",
+		l->params.weights->generation,
+		l->try_gave ? ", its memory was brought back to it" : "");
+}
+
+static int link_init(struct link *l, struct err *ret_err)
+{
+	const struct weights *w = l->params.weights;
+	int n = 0;
+
+	if (l->params.path)
+		n = snprintf(l->path, sizeof(l->path), "%s", l->params.path);
+	else if (weights_client_default_path(l->path, sizeof(l->path)) < 0)
+		n = -1;
+	if (n < 0 || (size_t)n >= sizeof(l->path))
+		return err_set(ret_err, ENAMETOOLONG, "weightd's socket: path too long");
+	l->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (l->done_fd < 0)
+		return err_set(ret_err, errno, "eventfd: %s", strerror(errno));
+	l->fds = calloc(w->n_allocs, sizeof(*l->fds));
+	l->retry = evtimer_new(l->params.base, link_on_retry, l);
+	l->done = event_new(l->params.base, l->done_fd, EV_READ | EV_PERSIST, link_on_done, l);
+	if (!l->fds || !l->retry || !l->done || event_add(l->done, NULL) < 0)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < w->n_allocs; i++)
+		l->fds[i] = w->allocs[i].kept_fd;
+	return 0;
+}
+
+static void link_cleanup(struct link **l)
+{
+	link_free(*l);
+}
+
+int link_new(const struct link_params *params, struct weights_client *weightd, struct err *ret_err,
+	struct link **ret_link)
+{
+	_cleanup_(link_cleanup)
+	struct link *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return -ENOMEM;
+	l->params = *params;
+	l->done_fd = -1;
+	l->try_fd = -1;
+	pthread_mutex_init(&l->mutex, NULL);
+	int r = link_init(l, ret_err);
+	if (!r)
+		r = weights_client_report(weightd, &l->params.report, ret_err);
+	if (r)
+		return r;
+	l->weightd = weightd;
+	r = link_watch(l);
+	if (r) {
+		l->weightd = NULL;
+		return r;
+	}
+	*l->params.is_connected = true;
+	*ret_link = TAKE_PTR(l);
+	return 0;
+}
+
+struct link *link_free(struct link *l)
+{
+	if (!l)
+		return NULL;
+	if (l->state == LINK_TRYING) {
+		pthread_mutex_lock(&l->mutex);
+		l->is_ending = true;
+		if (l->try_fd >= 0)
+			shutdown(l->try_fd, SHUT_RDWR);
+		pthread_mutex_unlock(&l->mutex);
+		link_join(l);
+		l->try_weightd = weights_client_free(l->try_weightd);
+	}
+	if (l->weightd_event)
+		event_free(l->weightd_event);
+	if (l->retry)
+		event_free(l->retry);
+	if (l->done)
+		event_free(l->done);
+	weights_client_free(l->weightd);
+	cleanup_close(&l->done_fd);
+	pthread_mutex_destroy(&l->mutex);
+	free(l->fds);
+	free(l);
+	return NULL;
+}
