@@ -230,6 +230,7 @@ static int must_check status_read_generation(
 	g->n_leases = m->n_leases;
 	g->n_tensors = m->n_tensors;
 	g->unmet_bytes = m->unmet_bytes;
+	g->paged_bytes = m->paged_bytes;
 	g->pinned = m->pinned;
 	g->idle_ns = m->idle_ns;
 	g->n_holds = m->n_holds;

@@ -180,7 +180,8 @@ static int must_check weights_client_check_window(
 	found = (uint64_t)st.st_size;
 	needed = end;
 	if (a->handle_type == WEIGHTS_CLIENT_FILE) { /* it may end inside its last page */
-		needed = end - WEIGHTS_CLIENT_PAGE_BYTES + 1;
+		uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+		needed = end > page ? end - page + 1 : 1;
 		if (needed < a->file_offset + a->buffer_bytes)
 			needed = a->file_offset + a->buffer_bytes;
 	}

@@ -67,8 +67,8 @@ enum weights_client_handle {
 	WEIGHTS_CLIENT_N_HANDLES, /* beyond each of them */
 };
 
-/* Windows of memfds and files start and end at multiples of this; only a file's last may end
- * behind its end, inside that page. */
+/* Windows of memfds and files start and end at multiples of this, and of the kernel's pages where
+ * those are larger; only a file's last may end behind its end, inside its last page. */
 enum { WEIGHTS_CLIENT_PAGE_BYTES = 4096 };
 
 /* What an importer must repeat to Vulkan; see Allocation in weightd.proto. */
@@ -114,6 +114,8 @@ struct weights_client_generation {
 	uint32_t n_leases;
 	uint32_t n_tensors;
 	uint64_t unmet_bytes; /* paged for want of a better placement */
+	uint64_t paged_bytes; /* in the file, read by every worker for itself; not in weights_bytes
+			       */
 	uint32_t residency;   /* bit d: for weights_client_alloc.device d */
 	uint8_t identity[32]; /* of the contents */
 	bool has_identity;

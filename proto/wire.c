@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "proto/fdlist.h"
@@ -74,6 +75,20 @@ static bool wire_take_control(struct msghdr *msg, struct fdlist *fds)
 	return ok;
 }
 
+/* Which of the two it was the kernel does not say. */
+static int wire_refuse_cut(struct err *ret_err)
+{
+	struct rlimit limit = {.rlim_cur = 0};
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		limit.rlim_cur = 0;
+	return err_set(ret_err, EBADMSG,
+		"packet: descriptors: expected at most %d and all of them, found some cut off: "
+		"this "
+		"process may have %llu open (RLIMIT_NOFILE, ulimit -n)",
+		FDLIST_MAX, (unsigned long long)limit.rlim_cur);
+}
+
 int wire_recv(
 	int sock, void *data, uint32_t *ret_n_bytes, struct fdlist *ret_fds, struct err *ret_err)
 {
@@ -109,10 +124,7 @@ int wire_recv(
 			"packet: size: expected at most %d bytes, found more", WIRE_MAX_BYTES);
 	/* More descriptors than fit, or the receiver is at its limit: some are lost already. */
 	if (msg.msg_flags & MSG_CTRUNC)
-		return err_set(ret_err, EBADMSG,
-			"packet: descriptors: expected at most %d and all of them, found some cut "
-			"off",
-			FDLIST_MAX);
+		return wire_refuse_cut(ret_err);
 	if (n == 0)
 		return WIRE_END;
 	*ret_n_bytes = (uint32_t)n;

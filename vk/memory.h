@@ -6,6 +6,9 @@
  * One VkDeviceMemory with one VkBuffer over all of it and its 64-bit device address. Everything
  * else is a slice, a value. Nothing here is ever reached through a host pointer except the
  * host-visible roles, mapped for their whole life.
+ *
+ * Memories are made and freed on any thread, several at a time on one device; one memory is one
+ * thread's at a time. The counters may be read meanwhile.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,10 +22,12 @@ struct vk_memory;
 
 /*
  * What memory is for decides its heap:
- *	weights  device-local, or host-visible with is_host; exportable by weightd, imported by
- *workers kv       device-local, exportable scratch  device-local, never mappable, never exported
- *	staging  host-visible, coherent: file -> device
- *	io       host-visible, coherent, cached where there is such a type: ids in, logits out
+ *
+ * - weights: device-local, or host-visible with is_host; exportable by weightd, imported by workers
+ * - kv: device-local, exportable
+ * - scratch: device-local, never mappable, never exported
+ * - staging: host-visible, coherent: file -> device
+ * - io: host-visible, coherent, cached where there is such a type: ids in, logits out
  */
 enum vk_memory_role {
 	VK_MEMORY_WEIGHTS,

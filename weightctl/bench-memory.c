@@ -137,7 +137,9 @@ static int print(const struct result *result)
 		print_rate(r->n_stream_bytes, r->stream_ns);
 		putchar('\n');
 	}
-	if (load->load_ns)
+	if (load->load_ns && load->n_bytes == 0)
+		printf("load: nothing was read, in %s\n", figure_time(load->load_ns).text);
+	else if (load->load_ns)
 		printf("load: %s in %s, %.2f GB/s\n", figure_bytes(load->n_bytes).text,
 			figure_time(load->load_ns).text, rate(load->n_bytes, load->load_ns));
 	if (load->read_ns)

@@ -25,8 +25,8 @@ static int print(const struct weights_client_status *s)
 			printf("%-24s %10" PRIu64 "  %-8s %-8s %12s %7" PRIu32 " %6" PRIu32
 			       " %6s %11s  %-12s %.12s\n",
 				m->name, g->id, g->state, g->format,
-				figure_bytes(g->weights_bytes).text, g->n_leases, g->n_holds,
-				g->pinned ? "yes" : "no",
+				figure_bytes(g->weights_bytes + g->paged_bytes).text, g->n_leases,
+				g->n_holds, g->pinned ? "yes" : "no",
 				g->idle_ns ? figure_time(g->idle_ns).text : "-",
 				status_names_residency(g->residency).text,
 				g->has_identity ? status_names_identity(g).text : "-");

@@ -28,7 +28,7 @@ static void count_worker(const struct weights_client_status *s,
 
 		sharing->n_leases++;
 		if (g)
-			sharing->separate_bytes += g->weights_bytes;
+			sharing->separate_bytes += g->weights_bytes + g->paged_bytes;
 	}
 }
 

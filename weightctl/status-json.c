@@ -109,8 +109,8 @@ static json_t *generation(const void *generations, uint32_t i)
 		(const struct weights_client_generation *)generations + i;
 
 	json_t *o = json_pack(
-		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, "
-		"s:I, s:I, s:o, s:o}",
+		"{s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+		"s:b, s:I, s:I, s:o, s:o}",
 		"id", (json_int_t)g->id, "state", output_name(g->state), "origin",
 		output_name(g->origin), "path", output_name(g->path), "architecture",
 		output_name(g->architecture), "format", output_name(g->format), "n_parameters",
@@ -118,10 +118,10 @@ static json_t *generation(const void *generations, uint32_t i)
 		"weights_bytes", (json_int_t)g->weights_bytes, "manifest_bytes",
 		(json_int_t)g->manifest_bytes, "loaded_bytes", (json_int_t)g->loaded_bytes,
 		"load_ns", (json_int_t)g->load_ns, "n_leases", (json_int_t)g->n_leases, "n_tensors",
-		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "pinned",
-		g->pinned, "idle_ns", (json_int_t)g->idle_ns, "n_holds", (json_int_t)g->n_holds,
-		"devices", residency(g->residency), "allocations",
-		array_of(g->allocs, g->n_allocs, allocation));
+		(json_int_t)g->n_tensors, "unmet_bytes", (json_int_t)g->unmet_bytes, "paged_bytes",
+		(json_int_t)g->paged_bytes, "pinned", g->pinned, "idle_ns", (json_int_t)g->idle_ns,
+		"n_holds", (json_int_t)g->n_holds, "devices", residency(g->residency),
+		"allocations", array_of(g->allocs, g->n_allocs, allocation));
 	if (!o)
 		return NULL;
 	if (json_object_set_new(o, "identity", output_name(status_names_identity(g).text)) < 0 ||

@@ -80,8 +80,9 @@ static void print_generation(const struct weights_client_status *s, const char *
 	printf(", generation %" PRIu64 ": %s, %s, ", g->id, g->state, g->origin);
 	output_clean(g->architecture);
 	printf(" %s, %s parameters, %s in %" PRIu32 " tensors, %" PRIu32 " lease%s\n", g->format,
-		figure_count(g->n_parameters).text, figure_bytes(g->weights_bytes).text,
-		g->n_tensors, g->n_leases, g->n_leases == 1 ? "" : "s");
+		figure_count(g->n_parameters).text,
+		figure_bytes(g->weights_bytes + g->paged_bytes).text, g->n_tensors, g->n_leases,
+		g->n_leases == 1 ? "" : "s");
 	if (g->has_identity)
 		printf("  identity %.12s, found right %s ago\n", status_names_identity(g).text,
 			figure_time(g->verified_ns).text);
@@ -117,6 +118,9 @@ static void print_generation(const struct weights_client_status *s, const char *
 		print_resident(s, a->device);
 		putchar('\n');
 	}
+	if (g->paged_bytes)
+		printf("  %s stay in the file: every worker reads them for itself\n",
+			figure_bytes(g->paged_bytes).text);
 	if (g->unmet_bytes)
 		printf("  %s have no place that the device reads: every worker copies them\n",
 			figure_bytes(g->unmet_bytes).text);

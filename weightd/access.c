@@ -32,7 +32,7 @@ static int access_parse_number(const struct access_field *f, const char *text, s
 	}
 	if (!is_good || value < min || value > max)
 		return err_set(f->err, EINVAL,
-			base == 8 ? "--listen: %s: expected %o to %o, found \"%.*s\""
+			base == 8 ? "--listen: %s: expected %o to %o in octal, found \"%.*s\""
 				  : "--listen: %s: expected %u to %u, found \"%.*s\"",
 			f->name, min, max, (int)(n_text < 80 ? n_text : 80), text);
 	*ret = (uint32_t)value;

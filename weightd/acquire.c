@@ -117,7 +117,7 @@ static int acquire_make_resident(
 	return rc;
 }
 
-/* 0: the windows that the peer takes as copies alone are there, or never will be. */
+/* 0: the windows that the peer takes as copies alone are there, or cannot be had now. */
 static int acquire_copy_windows(struct service *s, const struct registry_generation *g,
 	const struct service_wait *w, struct err *ret_err)
 {
@@ -127,7 +127,7 @@ static int acquire_copy_windows(struct service *s, const struct registry_generat
 	uint32_t from = export_find_copied(e, &w->importer), n = 0;
 	struct loader_window windows[PLACEMENT_MAX_ALLOCS];
 
-	if (from >= e->n_allocs || from >= e->copied_from || residency->has_no_copy)
+	if (from >= e->n_allocs || from >= e->copied_from || w->has_no_copy)
 		return 0;
 	if (residency->is_copying)
 		return ACQUIRE_WAIT;
@@ -163,12 +163,13 @@ static int acquire_try(
 
 	if (restart_is_awaited(s->restart, w->model))
 		return ACQUIRE_WAIT;
-	if (g && service_check_file(s, g->id))
+	bool is_lost = g && service_check_file(s, g->id);
+	if (is_lost)
 		g = acquire_find_ready(s, w->model);
 	if (g) {
 		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
-		rc = quota_check_lease(
-			s->registry, s->params->peers, p, g->id, acquire_get_bytes, ret_err);
+		rc = quota_check_lease(s->registry, s->params->peers, s->params->holders, p, g->id,
+			acquire_get_bytes, ret_err);
 		if (rc < 0)
 			return rc;
 		if (!e)
@@ -185,6 +186,8 @@ static int acquire_try(
 		rc = admit_heat(s, w->model, ret_err);
 		return rc < 0 ? rc : ACQUIRE_WAIT;
 	}
+	if (rc == -ENOENT && is_lost) /* nobody had it, and it is gone already */
+		return service_say_lost(w->model, ret_err);
 	if (rc)
 		return shown_refuse(s->registry, p, w->model, rc, ret_err);
 	restart_save(s->restart); /* before it is there, who has it must be known */
@@ -237,17 +240,31 @@ static void acquire_end_wait(
 	free(w);
 }
 
+static struct service_wait *acquire_find_due(struct service *s, const char *model)
+{
+	struct service_wait *w;
+
+	TAILQ_FOREACH(w, &s->waits, entry)
+	if (w->is_due && !strcmp(w->model, model))
+		return w;
+	return NULL;
+}
+
 void acquire_wake(struct service *s, const char *model, int code, const struct err *why)
 {
-	struct service_wait *w, *next;
+	struct service_wait *w;
 
-	for (w = TAILQ_FIRST(&s->waits); w; w = next) {
+	TAILQ_FOREACH(w, &s->waits, entry)
+	w->is_due |= !strcmp(w->model, model);
+	while ((w = acquire_find_due(s, model))) {
 		struct err err = ERR_NULL;
 
-		next = TAILQ_NEXT(w, entry);
-		if (strcmp(w->model, model))
-			continue;
+		/* To try may find that the generation is lost, which wakes who waits for it: this
+		 * one is not to be found there. */
+		w->is_due = false;
+		TAILQ_REMOVE(&s->waits, w, entry);
 		int rc = acquire_try(s, peer_find(s->params->peers, w->peer), w, &err);
+		TAILQ_INSERT_TAIL(&s->waits, w, entry);
 		if (rc == ACQUIRE_WAIT)
 			continue;
 		if (rc == -ENOENT && why) {
@@ -274,6 +291,14 @@ void acquire_fail_all(struct service *s, const char *model, int code, const stru
 {
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
 		acquire_fail(s, model, i, code, why);
+}
+
+void acquire_give_up_copy(struct service *s, const char *model, uint32_t slot)
+{
+	struct service_wait *w;
+
+	TAILQ_FOREACH(w, &s->waits, entry)
+	w->has_no_copy |= w->slot == slot && !strcmp(w->model, model);
 }
 
 void acquire_forget(struct service *s, const struct peer *p)

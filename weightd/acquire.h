@@ -41,6 +41,10 @@ void acquire_wake(struct service *s, const char *model, int code, const struct e
 void acquire_fail(
 	struct service *s, const char *model, uint32_t slot, int code, const struct err *why);
 
+/* The copy for the slot's device has failed: those who wait do without, who comes later asks anew.
+ * acquire_wake follows. */
+void acquire_give_up_copy(struct service *s, const char *model, uint32_t slot);
+
 /* The model could not be heated, whatever device it is wanted for. */
 void acquire_fail_all(struct service *s, const char *model, int code, const struct err *why);
 

@@ -257,8 +257,8 @@ static int admission_check_quota(const struct service *s, const struct peer *p,
 {
 	uint64_t n_others = admission_count_grants(s, p) - account_get_grant(a, p->id);
 
-	return quota_check_reserve(
-		s->registry, s->params->peers, p, n_others + n_bytes, acquire_get_bytes, ret_err);
+	return quota_check_reserve(s->registry, s->params->peers, s->params->holders, p,
+		n_others + n_bytes, acquire_get_bytes, ret_err);
 }
 
 int admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is_known,

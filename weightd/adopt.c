@@ -366,6 +366,16 @@ int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *
 			err_set(ret_err, -rc, "allocation %u: %s", i, strerror(-rc));
 		e->weights_bytes += to->n_bytes;
 		e->device_bytes += export_has_memory(to) ? to->n_bytes : 0;
+		if (export_has_memory(to) && to->placement == MANIFEST_PLACEMENT_STAGED)
+			e->host_bytes += to->n_bytes;
+	}
+	/* Which tensors those are nobody has told; what there is, is charged. */
+	e->host_bytes += e->n_placed_bytes[MANIFEST_PLACEMENT_PINNED];
+	if (rc == 0) {
+		rc = source_charge(source, e->n_tensors, e->host_bytes);
+		e->is_charged = rc == 0;
+		if (rc < 0)
+			err_set(ret_err, -rc, "weights: out of memory");
 	}
 	if (rc == 0 && r->sums.n_bytes > 0) {
 		e->sums = malloc(r->sums.n_bytes);

@@ -63,6 +63,9 @@ static void *allocator_main(void *userdata)
 		a->n_done += rc == 0;
 		if (rc == 0 && p->homes[i].home == PLACEMENT_DEVICE_MEMORY)
 			a->summary.device_bytes += p->allocs[i].n_bytes;
+		if (rc == 0 && p->homes[i].home == PLACEMENT_HOST_MEMORY)
+			a->summary.host_bytes += p->allocs[i].n_bytes;
+		a->summary.is_host = rc && p->homes[i].home == PLACEMENT_HOST_MEMORY;
 		a->summary.busy_ns = clock_now_ns() - start;
 		is_over = rc || a->is_stopping;
 		pthread_cond_broadcast(&a->cond);

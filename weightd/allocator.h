@@ -5,7 +5,8 @@
 /*
  * Makes the memory of one placement on a thread of its own, one allocation after the other, while
  * what is there already is filled: a driver takes about 11 ms a GiB of exportable memory, half of
- * what filling takes. Loader thread.
+ * what filling takes. All calls are the loader thread's. The allocator's own thread uses what is
+ * borrowed until allocator_stop or allocator_free returns.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,15 +24,15 @@ struct vk_memory;
 /* A condition: the device was lost. */
 enum { ALLOCATOR_DEVICE_LOST = 1 };
 
-/* All of it is borrowed until allocator_free. */
+/* All of it is borrowed until allocator_stop or allocator_free returns. */
 struct allocator_params {
-	struct vk_device *device; /* NULL where all allocations are windows */
+	/* NULL where all allocations are windows. */
+	struct vk_device *device;
 	const struct placement *placement;
-	struct export
-		*export; /* gets the memories: its own, but not to be read before allocator_wait
-			  */
-	enum vk_handle
-		host_handle; /* as what host memory leaves; the device's: opaque descriptors */
+	/* Gets the memories: its own, but not to be read before allocator_wait. */
+	struct export *export;
+	/* As what host memory leaves; the device's does as opaque descriptors. */
+	enum vk_handle host_handle;
 	uint64_t generation; /* for names */
 };
 
@@ -59,6 +60,8 @@ int must_check allocator_check(struct allocator *a, struct err *ret_err);
 struct allocator_summary {
 	int code;              /* as of allocator_check */
 	uint64_t device_bytes; /* that the device had room for */
+	uint64_t host_bytes;   /* the same of host memory that it exports */
+	bool is_host;          /* code is of such memory */
 	uint64_t busy_ns;
 };
 

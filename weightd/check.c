@@ -37,7 +37,10 @@ struct check_batch {
 		uint64_t piece;
 	} pieces[CHECKSUM_MAX_PIECES];
 	struct sum_range ranges[CHECKSUM_MAX_PIECES]; /* from the allocation's start */
+	bool has_main;                                /* sums: of the allocation itself */
 	uint64_t sums[CHECKSUM_MAX_PIECES];
+	bool has_copy; /* of the source's copy of the file's window */
+	uint64_t copy_sums[CHECKSUM_MAX_PIECES];
 };
 
 static uint64_t check_now_ns(void)
@@ -161,6 +164,15 @@ bool check_is_over(const struct check *c, const struct check_pass *pass)
 
 /* ---- one step ---- */
 
+/* Some worker may have it from the source's copy of the file, and write to it there. */
+static bool check_has_copy(const struct export *e, const struct manifest_tensor *t)
+{
+	const struct export_alloc *a = &e->allocs[t->alloc];
+
+	return a->main.handle == EXPORT_FILE && a->placement == MANIFEST_PLACEMENT_PINNED &&
+	       source_count_uncopied(e->source, a->file_offset + t->offset, t->n_bytes) == 0;
+}
+
 static bool check_is_skipped(
 	const struct check *c, const struct export *e, uint32_t tensor, enum check_scope scope)
 {
@@ -169,7 +181,10 @@ static bool check_is_skipped(
 
 	if (t->n_bytes == 0 || (is_in_file && scope == CHECK_MEMORY))
 		return true;
-	return is_in_file && scope == CHECK_WRITABLE && !source_is_writable(e->source);
+	if (!is_in_file || scope != CHECK_WRITABLE || source_is_writable(e->source))
+		return false;
+	/* Against what the file's own bytes came to, once those have been summed. */
+	return !sums_is_complete(c->sums) || !check_has_copy(e, t);
 }
 
 uint64_t check_count_bytes(const struct check *c, const struct export *e, enum check_scope scope)
@@ -189,6 +204,7 @@ static void check_gather(struct check *c, const struct export *e, uint32_t max_p
 	const struct manifest *m = c->manifest;
 
 	b->n = 0;
+	b->has_main = true;
 	for (; pass->next < m->n_tensors; pass->next++, pass->piece = 0) {
 		uint32_t index = c->order[pass->next];
 		const struct manifest_tensor *t = &m->tensors[index];
@@ -196,7 +212,14 @@ static void check_gather(struct check *c, const struct export *e, uint32_t max_p
 			continue;
 		if (b->n > 0 && t->alloc != b->alloc)
 			return;
+		/* Windows are copied whole: what is true of one tensor is true of its neighbours.
+		 */
+		if (b->n > 0 && check_has_copy(e, t) != b->has_copy)
+			return;
 		b->alloc = t->alloc;
+		b->has_copy = check_has_copy(e, t);
+		b->has_main = !b->has_copy || pass->scope != CHECK_WRITABLE ||
+			      source_is_writable(e->source);
 		for (; pass->piece < sum_count_pieces(t->n_bytes); pass->piece++) {
 			if (b->n == max_pieces)
 				return;
@@ -208,6 +231,15 @@ static void check_gather(struct check *c, const struct export *e, uint32_t max_p
 	}
 }
 
+static int check_sum_copy(const struct export *e, const struct check_means *means,
+	struct check_batch *b, struct err *ret_err)
+{
+	uint64_t inode, dev;
+	int fd = source_get_copy(e->source, &inode, &dev);
+
+	return sum_file_run(means->key, fd, b->ranges, b->n, ret_err, b->copy_sums);
+}
+
 static int check_sum_batch(const struct export *e, const struct check_means *means,
 	struct check_batch *b, struct err *ret_err)
 {
@@ -216,7 +248,13 @@ static int check_sum_batch(const struct export *e, const struct check_means *mea
 	if (!export_has_memory(a)) {
 		for (uint32_t i = 0; i < b->n; i++)
 			b->ranges[i].offset += a->file_offset;
-		return sum_file_run(means->key, a->main.fd, b->ranges, b->n, ret_err, b->sums);
+		int fd_rc = 0;
+		if (b->has_main)
+			fd_rc = sum_file_run(
+				means->key, a->main.fd, b->ranges, b->n, ret_err, b->sums);
+		if (b->has_copy && fd_rc == 0)
+			fd_rc = check_sum_copy(e, means, b, ret_err);
+		return fd_rc;
 	}
 	if (!a->memory || !means->checksum)
 		return err_set(ret_err, ENODEV, "%s", "checksums: the device was lost");
@@ -224,8 +262,8 @@ static int check_sum_batch(const struct export *e, const struct check_means *mea
 	return rc == CHECKSUM_DEVICE_LOST ? CHECK_DEVICE_LOST : rc;
 }
 
-static void check_add_difference(struct check *c, const struct export *e,
-	const struct check_batch *b, uint32_t i, struct check_report *r)
+static void check_add_difference(
+	struct check *c, const struct check_batch *b, uint32_t i, struct check_report *r)
 {
 	const struct manifest_tensor *t = &c->manifest->tensors[b->pieces[i].tensor];
 	const struct gguf_label name = gguf_label((struct gguf_string){
@@ -234,7 +272,6 @@ static void check_add_difference(struct check *c, const struct export *e,
 	uint32_t k = r->n_differences;
 
 	r->n_differing_bytes += b->ranges[i].n_bytes;
-	r->is_in_file |= e->allocs[b->alloc].main.handle == EXPORT_FILE;
 	/* Pieces of a tensor come one after the other. */
 	if (k > 0 && !strcmp(r->differences[k - 1].tensor, name.text)) {
 		r->differences[k - 1].n_bytes += b->ranges[i].n_bytes;
@@ -253,14 +290,21 @@ static void check_judge_batch(struct check *c, const struct export *e, const str
 {
 	for (uint32_t i = 0; i < b->n; i++) {
 		const struct check_piece *p = &b->pieces[i];
-		r->n_bytes += b->ranges[i].n_bytes;
-		if (sums_put(c->sums, p->tensor, p->piece, b->sums[i]))
+		/* The file first: it says what is right where nothing is known yet. */
+		bool is_main_good =
+			!b->has_main || sums_put(c->sums, p->tensor, p->piece, b->sums[i]);
+		bool is_copy_good =
+			!b->has_copy || sums_put(c->sums, p->tensor, p->piece, b->copy_sums[i]);
+		r->n_bytes += b->ranges[i].n_bytes * (uint64_t)(b->has_main + b->has_copy);
+		if (is_main_good && is_copy_good)
 			continue;
+		if (!is_main_good)
+			r->is_in_file |= e->allocs[b->alloc].main.handle == EXPORT_FILE;
 		if (!pass->has_difference || pass->last_difference != p->tensor)
 			r->n_tensors++;
 		pass->has_difference = true;
 		pass->last_difference = p->tensor;
-		check_add_difference(c, e, b, i, r);
+		check_add_difference(c, b, i, r);
 	}
 }
 

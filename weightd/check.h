@@ -10,7 +10,8 @@
  * lie in the model file itself get their sums in the first pass that reads files, not at the load:
  * a load does not read them. Until then they have none, and the generation no identity. A scrub
  * leaves a file alone that nobody can write to through us: weightd/service watches it, and reading
- * it again and again would cost the disk's time and the page cache.
+ * it again and again would cost the disk's time and the page cache. What was copied of it
+ * (weightd/copy.h) is compared with what the file's own bytes came to, as soon as that is known.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -21,7 +22,7 @@
 
 enum check_scope {
 	CHECK_ALL,      /* every tensor */
-	CHECK_WRITABLE, /* but those in a file that was not handed out for writing */
+	CHECK_WRITABLE, /* but those in a file that was not handed out for writing; its copy is */
 	CHECK_MEMORY,   /* but those in the file */
 };
 

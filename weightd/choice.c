@@ -20,6 +20,8 @@ struct choice_tensor {
 	uint64_t n_bytes; /* aligned */
 	int32_t layer;    /* CHOICE_NO_LAYER */
 	uint32_t rule;    /* enum manifest_placement, 0: none */
+	bool is_staged;   /* there already, for another device */
+	bool is_pinned;   /* charged already, the same */
 	bool is_expert;   /* a tensor of all experts of a layer */
 	bool is_vector;   /* norms and biases: too small to be worth a copy */
 	bool is_on_device;
@@ -74,8 +76,11 @@ static int choice_read_tensor(struct chooser *c, uint32_t i, struct err *ret_err
 	ct->is_expert = strstr(name, "_exps") != NULL;
 	ct->is_vector = t->n_dims <= 1;
 	ct->rule = policy_find(c->policy, name);
+	ct->is_staged =
+		c->limits->can_import_memfd && c->limits->is_staged && c->limits->is_staged[i];
 	if (!c->limits->has_device && ct->rule == MANIFEST_PLACEMENT_DEVICE)
 		ct->rule = 0;
+	ct->is_pinned = c->limits->is_pinned && c->limits->is_pinned[i];
 	if (ct->layer > c->last_layer)
 		c->last_layer = ct->layer;
 	is_large = ct->n_bytes > c->limits->max_alloc_bytes;
@@ -149,7 +154,7 @@ static bool choice_can_pin(const struct chooser *c, const struct gguf_tensor *t)
 	       choice_get_window(c, t->offset, t->n_bytes, &end) &&
 	       end - t->offset / l->page_bytes * l->page_bytes <= l->max_window_bytes &&
 	       /* What a mapping shows behind the file's last page cannot be read. */
-	       bytes_align(l->file_bytes, 4096, &file_end) && end <= file_end;
+	       bytes_align(l->file_bytes, l->host_page_bytes, &file_end) && end <= file_end;
 }
 
 static bool choice_can_stage(const struct chooser *c, const struct choice_tensor *ct)
@@ -157,7 +162,7 @@ static bool choice_can_stage(const struct chooser *c, const struct choice_tensor
 	const struct placement_limits *l = c->limits;
 	uint64_t n_bytes = ct->n_bytes;
 
-	if (n_bytes > c->host_room)
+	if (n_bytes > c->host_room && !ct->is_staged)
 		return false;
 	/* Somewhere in a memfd: up to a page more at either end. */
 	if (l->can_import_memfd && __builtin_add_overflow(n_bytes, 2 * l->page_bytes, &n_bytes))
@@ -170,13 +175,13 @@ static uint32_t choice_place_host(
 {
 	uint32_t wish = ct->rule ? ct->rule : (uint32_t)MANIFEST_PLACEMENT_PINNED;
 
-	if (wish == MANIFEST_PLACEMENT_PINNED && ct->n_bytes <= c->host_room &&
+	if (wish == MANIFEST_PLACEMENT_PINNED && (ct->n_bytes <= c->host_room || ct->is_pinned) &&
 		choice_can_pin(c, t)) {
-		c->host_room -= ct->n_bytes;
+		c->host_room -= ct->is_pinned ? 0 : ct->n_bytes;
 		return MANIFEST_PLACEMENT_PINNED;
 	}
 	if (wish != MANIFEST_PLACEMENT_PAGED && choice_can_stage(c, ct)) {
-		c->host_room -= ct->n_bytes;
+		c->host_room -= ct->is_staged ? 0 : ct->n_bytes;
 		return MANIFEST_PLACEMENT_STAGED;
 	}
 	return MANIFEST_PLACEMENT_PAGED;

@@ -56,6 +56,8 @@ struct export *export_free(struct export *e)
 		cleanup_close(&e->allocs[i].opaque.fd);
 	}
 	cleanup_close(&e->manifest_fd);
+	if (e->is_charged)
+		source_discharge(e->source, e->host_bytes);
 	source_unref(e->source);
 	free(e->allocs);
 	free(e->sums);

@@ -63,6 +63,8 @@ struct export
 	int manifest_fd;                      /* owned, sealed */
 	uint64_t manifest_bytes;
 	struct source *source; /* a reference */
+	uint64_t host_bytes;   /* of memory that the device exports of the host's */
+	bool is_charged;       /* source_charge was done for it */
 	struct check *check;   /* owned; weightd/check.h says who reads what of it */
 	uint64_t generation;
 	bool is_foreign; /* for devices that are not weightd's */

@@ -9,15 +9,6 @@
 #include "weightd/service-internal.h"
 #include "weightd/source.h"
 
-/* A load for another device still uses what would go. */
-static bool idle_is_loading(const struct service *s, const struct service_generation *data)
-{
-	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
-		if (data->residencies[i].is_loading || data->residencies[i].is_copying)
-			return true;
-	return false;
-}
-
 /* The exports go; what is staged, or the file, stays. */
 static void idle_cool(struct service *s, uint64_t id, const char *where)
 {
@@ -85,6 +76,7 @@ static uint64_t idle_find_end(struct service *s)
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
 		bool may_go = registry_is_idle(g) || (g->state == REGISTRY_WARM && !g->is_pinned);
+		may_go = may_go && !service_is_awaited(s, g);
 		if (may_go && idle_is_over(g, s->params->idle_unload_ns))
 			return g->id;
 	}
@@ -106,7 +98,7 @@ void idle_check(struct service *s)
 		struct registry_generation *g = registry_at(s->registry, i);
 		const struct service_generation *data = g->data;
 		if (registry_is_idle(g) && idle_is_over(g, s->params->idle_ns) &&
-			!data->is_cooling && !data->may_not_cool && !idle_is_loading(s, data))
+			!data->is_cooling && !data->may_not_cool && !service_is_awaited(s, g))
 			idle_begin(s, g);
 	}
 }

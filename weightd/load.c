@@ -94,7 +94,7 @@ static void load_set_device_limits(const struct load *l, struct placement_limits
 	limits->device = info->name;
 	limits->has_device = true;
 	limits->max_alloc_bytes = info->max_alloc_bytes;
-	limits->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	limits->page_bytes = limits->host_page_bytes;
 	if (info->import_align > limits->page_bytes)
 		limits->page_bytes = info->import_align;
 }
@@ -107,8 +107,9 @@ static struct placement_limits load_get_limits(const struct load *l)
 		.device = "any device",
 		.max_alloc_bytes = LOAD_ANY_ALLOC_BYTES,
 		.page_bytes = LOAD_ANY_PAGE_BYTES,
+		.host_page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
 		.host_free_bytes = host_memory_get_free(),
-		.host_used_bytes = atomic_load(&params->account->n_staged_bytes),
+		.host_used_bytes = source_account_sum(params->account),
 		.file_bytes = source_get_bytes(source),
 		.can_export_host =
 			params->device && (params->abilities.exports_host_fd ||
@@ -126,7 +127,9 @@ static struct placement_limits load_get_limits(const struct load *l)
 	if (params->goal == LOAD_COOL) {
 		uint64_t n_bytes = source_get_staged_bytes(source);
 		limits.max_alloc_bytes = limits.max_window_bytes = LOAD_COOL_ALLOC_BYTES;
-		limits.host_used_bytes -= n_bytes;
+		/* Nobody has it, so nobody imports its file's pages, and they go with the exports.
+		 */
+		limits.host_used_bytes -= n_bytes + source_get_pinned_bytes(source);
 		if (limits.host_free_bytes < UINT64_MAX - n_bytes)
 			limits.host_free_bytes += n_bytes;
 	}
@@ -137,16 +140,25 @@ static struct placement_limits load_get_limits(const struct load *l)
 	return limits;
 }
 
-static int load_place(struct load *l, const struct placement_limits *limits, struct err *ret_err)
+static int load_place(struct load *l, struct placement_limits *limits, struct err *ret_err)
 {
+	_cleanup_(cleanup_free)
+	bool *is_staged = calloc(l->gguf->n_tensors + 1, 2 * sizeof(*is_staged));
+	bool *is_pinned = is_staged ? is_staged + l->gguf->n_tensors : NULL;
 	/* Rules say where workers find it; while it is cool, there are none. */
 	static const struct policy no_rules;
 	struct policy cool = no_rules;
 	cool.host_budget = l->params->policy->host_budget;
+	if (!is_staged)
+		return err_set(ret_err, ENOMEM, "placement: out of memory");
+	source_list_host(l->params->source, (uint32_t)l->gguf->n_tensors, is_staged, is_pinned);
+	limits->is_staged = l->params->goal == LOAD_COOL ? NULL : is_staged;
+	limits->is_pinned = l->params->goal == LOAD_COOL ? NULL : is_pinned;
 	int rc = placement_new(l->gguf, limits,
 		l->params->goal == LOAD_COOL ? &cool : l->params->policy, ret_err, &l->short_bytes,
 		&l->placement);
 
+	limits->is_staged = limits->is_pinned = NULL;
 	if (rc == PLACEMENT_SHORT)
 		return LOAD_SHORT;
 	if (rc < 0)
@@ -164,6 +176,26 @@ static int load_place(struct load *l, const struct placement_limits *limits, str
 	if (rc < 0)
 		return err_set(ret_err, -rc, "weights: out of memory");
 	return 0;
+}
+
+/* Of rules for other models there may be many; of one that is mistyped this is all there is. */
+static void load_say_unused(const struct load *l)
+{
+	const struct policy *p = l->params->policy;
+
+	for (uint32_t i = 0; i < p->n_rules; i++) {
+		uint64_t k = 0;
+		for (; k < l->gguf->n_tensors; k++) {
+			const struct gguf_string *name = &l->gguf->tensors[k].name;
+			char text[GGUF_MAX_NAME_BYTES + 1];
+			snprintf(text, sizeof(text), "%.*s", (int)name->n_bytes, name->data);
+			if (policy_names(p, i, text))
+				break;
+		}
+		if (k == l->gguf->n_tensors)
+			log_warn("generation %llu: --place %s: the model has no such tensor",
+				(unsigned long long)l->params->generation, p->rules[i].pattern);
+	}
 }
 
 static void load_forget_place(struct load *l)
@@ -314,7 +346,13 @@ static int load_place_and_fill(struct load *l, struct err *ret_err, int *ret_ref
 		log_debug("generation %llu: after %llu bytes: %s",
 			(unsigned long long)l->params->generation,
 			(unsigned long long)made.device_bytes, ret_err->text);
-		limits.free_bytes = made.device_bytes;
+		/* The kernel has pages of the file all the same. */
+		if (made.is_host)
+			limits.host_free_bytes =
+				made.host_bytes +
+				l->placement->n_placed_bytes[MANIFEST_PLACEMENT_PINNED];
+		else
+			limits.free_bytes = made.device_bytes;
 	}
 	return rc;
 }
@@ -330,6 +368,25 @@ static int load_sum(struct load *l, struct err *ret_err)
 	int rc = load_sums_take(&params, l->gguf, ret_err);
 
 	return rc == LOAD_SUMS_DEVICE_LOST ? LOAD_DEVICE_LOST : rc;
+}
+
+/* To the host's account, whose memfds say for themselves what they take. */
+static int load_charge(struct load *l, struct err *ret_err)
+{
+	const struct placement *p = l->placement;
+	struct export *e = l->export;
+
+	for (uint32_t i = 0; i < p->n_allocs; i++)
+		if (p->homes[i].home == PLACEMENT_HOST_MEMORY)
+			e->host_bytes += p->homes[i].n_bytes;
+	int rc = source_charge(l->params->source, p->n_tensors, e->host_bytes);
+	if (rc < 0)
+		return err_set(ret_err, -rc, "weights: out of memory");
+	e->is_charged = true;
+	for (uint32_t i = 0; i < p->n_tensors; i++)
+		if (p->allocs[p->tensor_alloc[i]].placement == MANIFEST_PLACEMENT_PINNED)
+			source_charge_tensor(l->params->source, i, l->gguf->tensors[i].n_bytes);
+	return 0;
 }
 
 static void load_describe(struct load *l)
@@ -375,6 +432,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	if (rc == 0)
 		rc = validate_model(l.gguf, ret_err, &l.model);
 	read_ns = clock_now_ns();
+	if (rc == 0 && params->goal == LOAD_NEW && params->device)
+		load_say_unused(&l);
 	if (rc == 0)
 		rc = load_place_and_fill(&l, ret_err, ret_refusal);
 	if (rc == LOAD_SHORT)
@@ -387,6 +446,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	rc = export_share(l.export, l.placement, ret_err);
 	if (rc == 0)
 		rc = load_sum(&l, ret_err);
+	if (rc == 0)
+		rc = load_charge(&l, ret_err);
 	if (rc)
 		return rc;
 	if (params->goal == LOAD_HEAT && !load_has_memfd(&l))

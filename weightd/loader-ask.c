@@ -109,15 +109,15 @@ int loader_copy(struct loader *l, uint64_t generation, struct source *source,
 
 void loader_cancel(struct loader *l, uint64_t generation)
 {
-	struct loader_job *job;
+	struct loader_job *job, *next;
 
 	pthread_mutex_lock(&l->mutex);
 	if (l->running == generation)
 		atomic_store(&l->is_given_up, true);
-	TAILQ_FOREACH(job, &l->jobs, entry)
-	if (job->result.generation == generation && !job->export)
-		break;
-	if (job) {
+	for (job = TAILQ_FIRST(&l->jobs); job; job = next) {
+		next = TAILQ_NEXT(job, entry);
+		if (job->result.generation != generation || job->export)
+			continue;
 		TAILQ_REMOVE(&l->jobs, job, entry);
 		l->n_jobs--;
 		job->result.kind = job->windows ? LOADER_COPIED : LOADER_FAILED;

@@ -245,7 +245,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 static int loader_check_room(
 	const struct loader *l, const struct loader_job *job, struct err *ret_err)
 {
-	uint64_t used = atomic_load(&l->params.account->n_staged_bytes), n_bytes = 0;
+	uint64_t used = source_account_sum(l->params.account), n_bytes = 0;
 	uint64_t room = host_memory_get_free();
 	uint64_t budget = l->params.policy->host_budget;
 	uint64_t left = budget > used ? budget - used : 0;
@@ -253,7 +253,10 @@ static int loader_check_room(
 	if (budget && left < room)
 		room = left;
 	for (uint32_t i = 0; i < job->n_windows; i++)
-		if (__builtin_add_overflow(n_bytes, job->windows[i].n_bytes, &n_bytes))
+		if (__builtin_add_overflow(n_bytes,
+			    source_count_uncopied(
+				    job->source, job->windows[i].offset, job->windows[i].n_bytes),
+			    &n_bytes))
 			return err_set(ret_err, EOVERFLOW, "copy of the file: its bytes overflow");
 	if (n_bytes > room)
 		return err_set(ret_err, ENOMEM,
@@ -270,10 +273,8 @@ static void loader_run_copy(struct loader *l, struct loader_job *job)
 
 	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
 		rc = source_copy(job->source, job->windows[i].offset, job->windows[i].n_bytes,
-			l->params.use_pread, &r->err);
+			l->params.use_pread, &l->is_given_up, &r->err);
 		r->loaded_bytes += job->windows[i].n_bytes;
-		if (rc == 0 && atomic_load(&l->is_given_up))
-			rc = err_set(&r->err, ECANCELED, "the copy was given up");
 	}
 	if (rc == 0)
 		rc = source_check(job->source, &r->err);

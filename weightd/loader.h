@@ -108,7 +108,8 @@ struct loader_window {
 int must_check loader_copy(struct loader *l, uint64_t generation, struct source *source,
 	const struct loader_window *windows, uint32_t n_windows, struct err *ret_err);
 
-/* The load of the generation ends with -ECANCELED, soon. Its result still comes. */
+/* Whatever loads, copies or checks for the generation ends with -ECANCELED, soon, and what waits
+ * for its turn does not begin, checks excepted. Their results still come. */
 void loader_cancel(struct loader *l, uint64_t generation);
 
 /* Takes the export and frees it on the loader thread, before any load that was asked for later. */

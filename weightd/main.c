@@ -57,11 +57,11 @@ static const char usage[] =
 	"\n"
 	"Placement: tensors stay on the device until its room is spent; experts leave first, then\n"
 	"layers from the last. What leaves is pinned, else staged, else paged.\n"
-	"  --vram-budget BYTES       at most that many bytes of weights on a device\n"
+	"  --vram-budget BYTES       at most that many bytes of weights on a device; 0: none\n"
 	"  --device-budget BYTES     at most that many of a device in all: weights, and what "
 	"workers\n"
 	"                            reserve; default what the driver has\n"
-	"  --host-budget BYTES       at most that many in host memory\n"
+	"  --host-budget BYTES       at most that many in host memory, of all models; 0: none\n"
 	"  --reserve BYTES           of what is free on a device, left to others than weightd's "
 	"workers\n"
 	"  --place PATTERN=PLACEMENT tensors whose names match (as file names in a shell) are "
@@ -225,14 +225,14 @@ static int parse_placement(struct options *o, int id, const char *value, struct 
 	case OPTION_PLACE: return policy_add_rule(&o->policy, value, ret_err);
 	case OPTION_EXPERTS: return policy_parse_experts(value, ret_err, &o->policy.experts);
 	case OPTION_VRAM_BUDGET:
-		return policy_parse_bytes("--vram-budget", value, ret_err, &o->policy.vram_budget);
+		return policy_parse_budget("--vram-budget", value, ret_err, &o->policy.vram_budget);
 	case OPTION_DEVICE_BUDGET:
 		return policy_parse_bytes(
 			"--device-budget", value, ret_err, &o->policy.device_budget);
 	case OPTION_HOST_BUDGET:
-		return policy_parse_bytes("--host-budget", value, ret_err, &o->policy.host_budget);
+		return policy_parse_budget("--host-budget", value, ret_err, &o->policy.host_budget);
 	case OPTION_RESERVE:
-		return policy_parse_bytes("--reserve", value, ret_err, &o->policy.reserve_bytes);
+		return policy_parse_reserve("--reserve", value, ret_err, &o->policy.reserve_bytes);
 	case OPTION_ALLOC_BYTES:
 		return policy_parse_bytes("--alloc-bytes", value, ret_err, &o->alloc_bytes);
 	case OPTION_WINDOW: return policy_parse_bytes("--window", value, ret_err, &o->window_bytes);
@@ -379,6 +379,18 @@ static bool may_pin_writable(const struct options *o, const char *name)
 	return false;
 }
 
+/* A name that nothing has may be of a model that comes later, or mistyped. */
+static void say_unused(const struct options *o)
+{
+	for (uint32_t i = 0; i < o->n_pin_writable; i++) {
+		uint32_t k = 0;
+		while (k < o->n_models && strcmp(o->models[k].name, o->pin_writable[i]) != 0)
+			k++;
+		if (k == o->n_models)
+			log_warn("--pin-writable %s: no --model has that name", o->pin_writable[i]);
+	}
+}
+
 static int open_models(struct options *o, struct err *ret_err)
 {
 	for (uint32_t i = 0; i < o->n_models; i++) {
@@ -390,6 +402,7 @@ static int open_models(struct options *o, struct err *ret_err)
 			return err_set(ret_err, errno, "model %s: %s: %s", m->name, m->path,
 				strerror(errno));
 	}
+	say_unused(o);
 	return 0;
 }
 

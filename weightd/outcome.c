@@ -49,8 +49,8 @@ static void outcome_lose_device(struct service *s, uint32_t slot)
 		if (data->residencies[slot].export &&
 			data->residencies[slot].export->device_bytes > 0)
 			service_lose(s, g->id, "its device was lost");
-		if (registry_count(s->registry) == n_before)
-			i++;
+		/* What goes may take others along, before and behind it. */
+		i = registry_count(s->registry) == n_before ? i + 1 : 0;
 	}
 }
 
@@ -62,11 +62,12 @@ static void outcome_on_not_heated(struct service *s, uint64_t id, const char *mo
 
 	data->is_heating = data->is_second_heat = false;
 	registry_chilled(s->registry, id);
+	/* They learn what became of it before they learn that it is lost. */
+	acquire_fail_all(s, model, code, err);
 	if (code == -ESTALE)
 		service_lose(s, id, err->text);
 	if (is_device_lost)
 		outcome_lose_device(s, 0);
-	acquire_fail_all(s, model, code, err);
 }
 
 /* A driver that refuses to import costs the device, not what is warm: it is heated on the device
@@ -151,17 +152,22 @@ static void outcome_log_ready(
 	const struct service_generation *data = g->data;
 	const struct export *e = data->residencies[0].export;
 	const char *how = "io_uring";
+	char rate[64] = "";
 
 	if (r->refusal > 0 && !s->has_told_refusal)
 		log_info("io_uring is refused (%s): files are read by pread", strerror(r->refusal));
 	s->has_told_refusal = s->has_told_refusal || r->refusal > 0;
 	if (r->refusal)
 		how = "pread";
+	/* Pages of the file are left where they are. */
+	if (data->loaded_bytes)
+		snprintf(rate, sizeof(rate), " (%.2f GB/s by %s)",
+			(double)data->loaded_bytes / (double)r->load_ns, how);
 	log_info("model %s: generation %llu is ready: %s %s, %u tensors, %llu bytes in %u "
-		 "allocations, %.3f s (%.2f GB/s by %s)",
+		 "allocations, %llu of them read, %.3f s%s",
 		g->model, (unsigned long long)g->id, e->architecture, e->format, e->n_tensors,
-		(unsigned long long)e->weights_bytes, e->n_allocs, (double)r->load_ns / 1e9,
-		(double)e->weights_bytes / (double)r->load_ns, how);
+		(unsigned long long)e->weights_bytes, e->n_allocs,
+		(unsigned long long)data->loaded_bytes, (double)r->load_ns / 1e9, rate);
 	outcome_log_placement(g->model, g->id, e);
 }
 
@@ -199,7 +205,8 @@ static void outcome_on_ready(
 	data->residencies[0].export = r->export;
 	data->is_heating = data->is_second_heat = false;
 	outcome_summarize(data);
-	data->loaded_bytes = r->export->weights_bytes;
+	data->loaded_bytes = r->export->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] +
+			     r->export->n_placed_bytes[MANIFEST_PLACEMENT_STAGED];
 	data->load_ns = service_now_ns() - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
 		struct err err = ERR_NULL;
@@ -259,10 +266,13 @@ static void outcome_on_resident(struct service *s, const struct registry_generat
 	struct err explained = err;
 	if (r->code == -ENOMEM)
 		admission_explain(s, slot, &explained);
-	log_warn("%s", explained.text);
+	if (r->code != -ECANCELED)
+		log_warn("%s", explained.text);
+	/* Those who wait may wait for what came after a generation that nobody gets any more. */
+	if (g->state == REGISTRY_READY)
+		acquire_fail(s, model, slot, r->code, &err);
 	if (r->kind == LOADER_LOST)
 		outcome_lose_device(s, slot);
-	acquire_fail(s, model, slot, r->code, &err);
 }
 
 /* Does anybody still want what is short of room? */
@@ -292,8 +302,8 @@ static void outcome_on_copied(struct service *s, const struct registry_generatio
 			 "host memory for a worker that does not import the file's pages, %.3f s",
 			model, (unsigned long long)g->id, (unsigned long long)r->loaded_bytes,
 			(double)r->load_ns / 1e9);
-	} else {
-		residency->has_no_copy = true;
+	} else if (g->state == REGISTRY_READY) {
+		acquire_give_up_copy(s, model, slot);
 		log_warn("model %s: generation %llu: a worker does not import the file's pages and "
 			 "will copy them itself: %s",
 			model, (unsigned long long)g->id, r->err.text);

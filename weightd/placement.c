@@ -62,7 +62,7 @@ static int placement_pack_memory(struct placement_pack *k, uint32_t index, struc
 
 	/* What does not fit at all was not chosen for it. */
 	if (!bytes_align(k->g->tensors[index].n_bytes, PLACEMENT_ALIGN, &n_bytes))
-		return -EOVERFLOW;
+		return err_set(ret_err, EOVERFLOW, "tensors: their bytes overflow");
 	if (!k->is_open ||
 		n_bytes > k->limits->max_alloc_bytes - p->allocs[p->n_allocs - 1].n_bytes)
 		rc = placement_open_alloc(k, 0, ret_err);
@@ -82,7 +82,9 @@ static int placement_pack_window(struct placement_pack *k, uint32_t index, struc
 	struct placement *p = k->p;
 	const struct gguf_tensor *t = &k->g->tensors[index];
 	bool is_memfd = k->home == PLACEMENT_MEMFD;
-	uint64_t page = k->limits->page_bytes;
+	/* What nobody imports ends with the file's last page, whatever devices ask for. */
+	uint64_t page = k->placement == MANIFEST_PLACEMENT_PAGED ? k->limits->host_page_bytes
+								 : k->limits->page_bytes;
 	uint64_t begin = is_memfd ? p->memfd_offset[index] : t->offset;
 	uint64_t end, page_end;
 	int rc = 0;

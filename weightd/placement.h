@@ -36,12 +36,19 @@ struct placement_limits {
 	uint64_t max_alloc_bytes;  /* the most one allocation may have */
 	uint64_t max_window_bytes; /* the most one import of host pages may have */
 	uint64_t page_bytes;       /* windows begin and end at multiples of it; a power of two */
+	uint64_t host_page_bytes;  /* the kernel's, at most page_bytes; of windows that are read */
 	uint64_t free_bytes;       /* of the device's memory */
 	uint64_t used_bytes;       /* weights that it has already, for the policy's budget */
 	/* What others on it would give back, were they asked: see PLACEMENT_SHORT. */
 	uint64_t may_free_bytes;
 	uint64_t host_free_bytes;
 	uint64_t host_used_bytes; /* weights that host memory has already */
+	/* [n_tensors] by tensor index: those that the generation's memfd has already, and those
+	 * whose pages in the file are charged already; they cost nothing more. NULL: none.
+	 * Borrowed.
+	 */
+	const bool *is_staged;
+	const bool *is_pinned;
 	uint64_t file_bytes;
 	bool has_device;       /* false: nothing can live on it */
 	bool can_pin;          /* it imports the model file's own pages */

@@ -15,6 +15,27 @@ int policy_parse_bytes(
 	return size_parse(option, text, ret_err, ret_bytes);
 }
 
+static int policy_parse_or_nothing(const char *option, const char *text, uint64_t nothing,
+	struct err *ret_err, uint64_t *ret_bytes)
+{
+	if (strcmp(text, "0"))
+		return size_parse(option, text, ret_err, ret_bytes);
+	*ret_bytes = nothing;
+	return 0;
+}
+
+int policy_parse_budget(
+	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes)
+{
+	return policy_parse_or_nothing(option, text, 1, ret_err, ret_bytes);
+}
+
+int policy_parse_reserve(
+	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes)
+{
+	return policy_parse_or_nothing(option, text, 0, ret_err, ret_bytes);
+}
+
 int policy_parse_experts(const char *text, struct err *ret_err, enum policy_experts *ret_experts)
 {
 	static const char *const names[] = {"auto", "device", "host"};
@@ -62,10 +83,15 @@ int policy_add_rule(struct policy *p, const char *text, struct err *ret_err)
 	return 0;
 }
 
+bool policy_names(const struct policy *p, uint32_t rule, const char *tensor)
+{
+	return fnmatch(p->rules[rule].pattern, tensor, 0) == 0;
+}
+
 uint32_t policy_find(const struct policy *p, const char *tensor)
 {
 	for (uint32_t i = p->n_rules; i > 0; i--)
-		if (fnmatch(p->rules[i - 1].pattern, tensor, 0) == 0)
+		if (policy_names(p, i - 1, tensor))
 			return p->rules[i - 1].placement;
 	return 0;
 }

@@ -41,12 +41,22 @@ struct policy {
 int must_check policy_parse_bytes(
 	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes);
 
+/* The same for what may be nothing: the budgets, of which 0 becomes a byte, less than any tensor,
+ * for in struct policy 0 is what is free; and the reserve. -EINVAL. */
+int must_check policy_parse_budget(
+	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes);
+int must_check policy_parse_reserve(
+	const char *option, const char *text, struct err *ret_err, uint64_t *ret_bytes);
+
 /* "auto", "device" or "host". -EINVAL. */
 int must_check policy_parse_experts(
 	const char *text, struct err *ret_err, enum policy_experts *ret_experts);
 
 /* Adds PATTERN=PLACEMENT. -EINVAL; -E2BIG for one rule too many. */
 int must_check policy_add_rule(struct policy *p, const char *text, struct err *ret_err);
+
+/* Does the rule of this index name the tensor? */
+bool policy_names(const struct policy *p, uint32_t rule, const char *tensor);
 
 /* The placement of the last rule that matches; 0: none does. */
 uint32_t policy_find(const struct policy *p, const char *tensor);

@@ -5,6 +5,7 @@
 
 #include "proto/util/err.h"
 #include "weightd/access.h"
+#include "weightd/holders.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 
@@ -19,14 +20,50 @@ static bool quota_has_generation(struct registry *r, uint32_t socket, uint64_t g
 	return false;
 }
 
-struct quota_usage quota_count(
-	struct registry *r, const struct peer_list *peers, uint32_t socket, quota_bytes_fn bytes_fn)
+static bool quota_is_holder(const struct holders *holders, const struct peer *p, uint64_t id)
+{
+	return holders && holders_find(holders, p) == id;
+}
+
+/* A process that reconnected has the generation again, and what it held of it is that. */
+static bool quota_is_charged(const struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, const struct registry_lease *l)
+{
+	const struct peer *p;
+
+	if (!l->is_hold)
+		return true;
+	TAILQ_FOREACH(p, peers, entry)
+	if (peer_get_socket(p->id) == peer_get_socket(l->peer) &&
+		quota_is_holder(holders, p, l->peer) && registry_has_lease(r, l->generation, p->id))
+		return false;
+	return true;
+}
+
+/* Is it charged already for what the peer is about to have? */
+static bool quota_has_hold(const struct registry *r, const struct holders *holders,
+	const struct peer *p, uint64_t generation)
+{
+	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
+		const struct registry_lease *l = registry_lease_at(r, i);
+		if (l->is_hold && l->generation == generation &&
+			quota_is_holder(holders, p, l->peer))
+			return true;
+	}
+	return false;
+}
+
+struct quota_usage quota_count(struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, uint32_t socket, quota_bytes_fn bytes_fn)
 {
 	struct quota_usage usage = {0};
 	const struct peer *other;
 
-	for (uint32_t i = 0; i < registry_count_leases(r); i++)
-		usage.n_leases += peer_get_socket(registry_lease_at(r, i)->peer) == socket;
+	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
+		const struct registry_lease *l = registry_lease_at(r, i);
+		if (peer_get_socket(l->peer) == socket)
+			usage.n_leases += quota_is_charged(r, peers, holders, l);
+	}
 	for (uint32_t i = 0; i < registry_count(r) && usage.n_leases; i++) {
 		const struct registry_generation *g = registry_at(r, i);
 		if (quota_has_generation(r, socket, g->id))
@@ -56,43 +93,38 @@ static int quota_check_bytes(const struct access *a, const struct quota_usage *u
 	return 0;
 }
 
-static bool quota_has_lease(const struct registry *r, const struct peer *p, uint64_t generation)
-{
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
-		const struct registry_lease *l = registry_lease_at(r, i);
-		if (!l->is_hold && l->peer == p->id && l->generation == generation)
-			return true;
-	}
-	return false;
-}
-
-int quota_check_lease(struct registry *r, const struct peer_list *peers, const struct peer *p,
-	uint64_t generation, quota_bytes_fn bytes_fn, struct err *ret_err)
+int quota_check_lease(struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, const struct peer *p, uint64_t generation,
+	quota_bytes_fn bytes_fn, struct err *ret_err)
 {
 	const struct access *a = p->access;
 	uint32_t socket = peer_get_socket(p->id);
 	uint64_t n_more = 0;
 
-	if (!a || (!a->max_leases && !a->max_bytes) || quota_has_lease(r, p, generation))
+	if (!a || (!a->max_leases && !a->max_bytes) || registry_has_lease(r, generation, p->id) ||
+		quota_has_hold(r, holders, p, generation))
 		return 0;
 	const struct registry_generation *g = registry_find(r, generation);
-	const struct quota_usage usage = quota_count(r, peers, socket, bytes_fn);
+	const struct quota_usage usage = quota_count(r, peers, holders, socket, bytes_fn);
 	if (a->max_leases && usage.n_leases >= a->max_leases)
 		return err_set(ret_err, EDQUOT,
-			"model %s: %u leases of this socket are in use, the most; one whose "
+			"model %s: %u lease%s of this socket %s in use, the most; one whose "
 			"connection ended is, until its process does",
-			g->model, usage.n_leases);
+			g->model, usage.n_leases, usage.n_leases == 1 ? "" : "s",
+			usage.n_leases == 1 ? "is" : "are");
 	if (!quota_has_generation(r, socket, generation))
 		n_more = bytes_fn(g->data);
 	return quota_check_bytes(a, &usage, n_more, g->model, ret_err);
 }
 
-int quota_check_reserve(struct registry *r, const struct peer_list *peers, const struct peer *p,
-	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err)
+int quota_check_reserve(struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, const struct peer *p, uint64_t n_bytes,
+	quota_bytes_fn bytes_fn, struct err *ret_err)
 {
 	if (!p->access || n_bytes <= p->reserved_bytes)
 		return 0;
-	const struct quota_usage usage = quota_count(r, peers, peer_get_socket(p->id), bytes_fn);
+	const struct quota_usage usage =
+		quota_count(r, peers, holders, peer_get_socket(p->id), bytes_fn);
 	return quota_check_bytes(
 		p->access, &usage, n_bytes - p->reserved_bytes, "Reserve", ret_err);
 }

@@ -5,7 +5,8 @@
 /*
  * What the peers of one listening socket hold together, and whether they may hold more. The weights
  * of a generation count once, however many of them have a lease on it: it is one copy. What a
- * connection had when it ended stays charged until its process is gone, as it is held until then.
+ * connection had when it ended stays charged until its process is gone, as it is held until then;
+ * where that process has a lease on the same generation again, that lease is all that is charged.
  * Nothing is kept here: the figures are those of the registry and the peers. Loop thread.
  */
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include "proto/util/cleanup.h"
 
 struct err;
+struct holders;
 struct peer;
 struct peer_list;
 struct registry;
@@ -26,17 +28,20 @@ struct quota_usage {
 /* Bytes of a generation's weights: by its data in the registry. */
 typedef uint64_t (*quota_bytes_fn)(const void *data);
 
-/* socket: peer_get_socket. */
-struct quota_usage quota_count(struct registry *r, const struct peer_list *peers, uint32_t socket,
-	quota_bytes_fn bytes_fn);
+/* socket: peer_get_socket. holders may be NULL: then each hold counts. */
+struct quota_usage quota_count(struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, uint32_t socket, quota_bytes_fn bytes_fn);
 
-/* May the peer have a lease on the generation? Yes when it has. -EDQUOT. */
+/* May the peer have a lease on the generation? Yes when it has, or its process holds it. -EDQUOT.
+ */
 int must_check quota_check_lease(struct registry *r, const struct peer_list *peers,
-	const struct peer *p, uint64_t generation, quota_bytes_fn bytes_fn, struct err *ret_err);
+	const struct holders *holders, const struct peer *p, uint64_t generation,
+	quota_bytes_fn bytes_fn, struct err *ret_err);
 
 /* May the peer's reservation be n_bytes, in place of p->reserved_bytes? Less always may. -EDQUOT.
  */
 int must_check quota_check_reserve(struct registry *r, const struct peer_list *peers,
-	const struct peer *p, uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err);
+	const struct holders *holders, const struct peer *p, uint64_t n_bytes,
+	quota_bytes_fn bytes_fn, struct err *ret_err);
 
 #endif

@@ -57,8 +57,8 @@ static int resume_lease(
 		return err_set(ret_err, ENOENT,
 			"generation %llu of model %.64s is another one by now",
 			(unsigned long long)params->generation, params->model);
-	int rc = g ? quota_check_lease(s->registry, s->params->peers, p, params->generation,
-			     acquire_get_bytes, ret_err)
+	int rc = g ? quota_check_lease(s->registry, s->params->peers, s->params->holders, p,
+			     params->generation, acquire_get_bytes, ret_err)
 		   : 0;
 	if (rc == 0)
 		rc = registry_resume(s->registry, params->generation, p->id,

@@ -445,6 +445,7 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 		return;
 	m->manifest_bytes = e->manifest_bytes;
 	m->unmet_bytes = e->n_unmet_bytes;
+	m->paged_bytes = e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED];
 	m->residency = reply_get_residency(data, n_slots);
 	if (e->check)
 		reply_add_identity(a, e->check, m);

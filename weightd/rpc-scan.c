@@ -10,7 +10,10 @@
 
 enum {
 	RPC_SCAN_MAX_DEPTH = 4, /* of messages in a Request */
-	RPC_SCAN_VARINT = 0,    /* the wire types of protobuf's encoding */
+	/* Of those, in all: two bytes become fifty and more once unpacked. No Request needs half as
+	 * many. */
+	RPC_SCAN_MAX_MESSAGES = 64,
+	RPC_SCAN_VARINT = 0, /* the wire types of protobuf's encoding */
 	RPC_SCAN_64_BIT = 1,
 	RPC_SCAN_LENGTH = 2,
 	RPC_SCAN_32_BIT = 5,
@@ -19,6 +22,7 @@ enum {
 struct rpc_scan {
 	const uint8_t *at;
 	const uint8_t *end;
+	uint32_t *n_messages; /* met until now */
 };
 
 static bool rpc_scan_varint(struct rpc_scan *s, uint64_t *ret)
@@ -56,6 +60,10 @@ static int rpc_scan_value(const struct rpc_scan *value, const ProtobufCMessageDe
 
 	if (!field)
 		return 0;
+	if ((field->type == PROTOBUF_C_TYPE_MESSAGE || field->label == PROTOBUF_C_LABEL_REPEATED) &&
+		++*value->n_messages > RPC_SCAN_MAX_MESSAGES)
+		return err_set(ret_err, EBADMSG, "packet: expected at most %d messages in it",
+			RPC_SCAN_MAX_MESSAGES);
 	if (field->type == PROTOBUF_C_TYPE_MESSAGE)
 		return rpc_scan_message(*value, field->descriptor, depth + 1, ret_err);
 	if (field->type == PROTOBUF_C_TYPE_STRING &&
@@ -84,7 +92,8 @@ static int rpc_scan_message(struct rpc_scan s, const ProtobufCMessageDescriptor 
 		case RPC_SCAN_LENGTH:
 			is_good = rpc_scan_varint(&s, &n) && rpc_scan_skip(&s, n);
 			if (is_good)
-				rc = rpc_scan_value(&(struct rpc_scan){s.at - n, s.at}, message,
+				rc = rpc_scan_value(
+					&(struct rpc_scan){s.at - n, s.at, s.n_messages}, message,
 					(uint32_t)(tag >> 3), depth, ret_err);
 			break;
 		default: is_good = false;
@@ -97,7 +106,8 @@ static int rpc_scan_message(struct rpc_scan s, const ProtobufCMessageDescriptor 
 
 int rpc_scan_request(const uint8_t *data, uint32_t n_bytes, struct err *ret_err)
 {
-	const struct rpc_scan s = {.at = data, .end = data + n_bytes};
+	uint32_t n_messages = 0;
+	const struct rpc_scan s = {.at = data, .end = data + n_bytes, .n_messages = &n_messages};
 
 	return rpc_scan_message(s, &wd__request__descriptor, 0, ret_err);
 }

@@ -350,7 +350,7 @@ void rpc_handle(struct service *s, struct peer *p, const uint8_t *data, uint32_t
 {
 	struct err err = ERR_NULL;
 	int rc = rpc_scan_request(data, n_bytes, &err);
-	/* A request has no repeated field: what comes out is a small multiple of a packet. */
+	/* Few messages, as the scan saw: what comes out is a small multiple of a packet. */
 	Wd__Request *request = rc == 0 ? wd__request__unpack(NULL, n_bytes, data) : NULL;
 
 	if (!request) {

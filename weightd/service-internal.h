@@ -20,6 +20,8 @@ struct service_wait {
 	char model[REGISTRY_NAME_MAX + 1];
 	uint32_t slot; /* of service_generation.residencies */
 	struct export_importer importer;
+	bool has_no_copy; /* the one that it waited for failed: there was no room */
+	bool is_due;      /* something has changed: it is to be tried again */
 	TAILQ_ENTRY(service_wait) entry;
 };
 
@@ -56,7 +58,8 @@ void service_tell_holders(
  * gives back. */
 uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data);
 
-/* What the last change freed goes to the loaders; the watchers are told. */
+/* What the last change freed goes to the loaders; the watchers are told, and who waits for it
+ * tries again. */
 void service_collect(struct service *s);
 
 /* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
@@ -65,8 +68,15 @@ uint64_t service_release(struct service *s, struct service_generation *data);
 /* Its exports are released, or nobody's any more. */
 void service_free_generation(struct service_generation *g);
 
-/* The generation is lost, for the reason; log, watchers. It may be gone afterwards. */
+/* The generation is lost, for the reason; log, watchers, who waits for it. It may be gone
+ * afterwards. */
 void service_lose(struct service *s, uint64_t id, const char *why);
+
+/* Does it load for another device, or is it copied, for somebody who has no lease before that? */
+bool service_is_awaited(const struct service *s, const struct registry_generation *g);
+
+/* -EIO, in the words of registry_acquire, where the generation is not there to say it. */
+int must_check service_say_lost(const char *model, struct err *ret_err);
 
 /* A new generation of the model, in new memory, of the file that this one has open. Errors of
  * service_load. */

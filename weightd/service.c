@@ -119,6 +119,16 @@ void service_tell_holders(
 		rpc_reply_event(p, event);
 }
 
+bool service_is_awaited(const struct service *s, const struct registry_generation *g)
+{
+	const struct service_generation *data = g->data;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		if (data->residencies[i].is_loading || data->residencies[i].is_copying)
+			return true;
+	return false;
+}
+
 uint64_t service_release_exports(struct service *s, uint64_t id, struct service_generation *data)
 {
 	uint64_t n_bytes = 0;
@@ -135,12 +145,39 @@ uint64_t service_release_exports(struct service *s, uint64_t id, struct service_
 	return n_bytes;
 }
 
+/* What is under way for it, on whichever device, is for nobody. */
+static void service_cancel(const struct service *s, const struct registry_generation *g)
+{
+	const struct service_generation *data = g->data;
+	uint32_t n = s->params->n_loaders;
+	bool is_busy[SERVICE_MAX_DEVICES] = {g->is_filling || data->is_cooling};
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		is_busy[i % n] |=
+			data->residencies[i].is_loading || data->residencies[i].is_copying;
+	for (uint32_t i = 0; i < n; i++)
+		if (is_busy[i])
+			loader_cancel(s->params->loaders[i], g->id);
+}
+
+static void service_cancel_unwanted(const struct service *s)
+{
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct registry_generation *g = registry_at(s->registry, i);
+		if (g->state != REGISTRY_LOADING && g->state != REGISTRY_READY &&
+			g->state != REGISTRY_WARM)
+			service_cancel(s, g);
+	}
+}
+
 void service_collect(struct service *s)
 {
 	struct registry_generation g;
 
+	service_cancel_unwanted(s);
 	while (registry_take_freed(s->registry, &g)) {
 		struct service_generation *data = g.data;
+		service_cancel(s, &g);
 		/* Counted once, whatever it is resident for. */
 		uint64_t n_bytes = source_get_staged_bytes(data->source);
 		n_bytes += service_release_exports(s, g.id, data);
@@ -150,6 +187,8 @@ void service_collect(struct service *s)
 			service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_UNLOADED,
 						.model = g.model,
 						.generation = g.id});
+			/* It was there to wait for, for another device or a copy. */
+			acquire_wake(s, g.model, 0, NULL);
 		}
 		loader_drop_source(s->params->loaders[0], TAKE_PTR(data->source));
 		service_free_generation(data);
@@ -157,9 +196,16 @@ void service_collect(struct service *s)
 	admit_resume(s);
 }
 
+int service_say_lost(const char *model, struct err *ret_err)
+{
+	return err_set(ret_err, EIO, "model %s was lost: load it again", model);
+}
+
 void service_lose(struct service *s, uint64_t id, const char *why)
 {
 	const struct registry_generation *g = registry_find(s->registry, id);
+	char model[REGISTRY_NAME_MAX + 1];
+	struct err err = ERR_NULL;
 
 	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
 		return;
@@ -168,7 +214,9 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 		.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why};
 	service_tell(s, &event);
 	service_tell_holders(s, id, &event);
+	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
 	registry_lose(s->registry, id);
+	acquire_wake(s, model, service_say_lost(model, &err), &err);
 	service_collect(s);
 }
 

@@ -30,7 +30,6 @@ struct service_residency {
 	struct export *export; /* NULL: not there */
 	bool is_loading;       /* on demand; the first load is the registry's matter */
 	bool is_copying;       /* windows of the file, for importers that do not take them */
-	bool has_no_copy;      /* it failed once: there was no room */
 	uint32_t copy_from;    /* the first window that is copied */
 };
 

@@ -11,17 +11,10 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#include "proto/util/bytes.h"
 #include "proto/util/err.h"
+#include "weightd/copy.h"
+#include "weightd/staging.h"
 #include "weightd/sums.h"
-#include "weightd/uring.h"
-
-enum {
-	/* As fills read: weightd/fill.c. */
-	COPY_DEPTH = 16,
-	COPY_PIECE_BYTES = 4 << 20,
-	COPY_ALIGN = 64 << 10, /* the largest pages that windows have */
-};
 
 enum { SOURCE_UNMAP_BYTES = 64 << 20 };
 
@@ -34,6 +27,7 @@ struct source {
 	bool is_in_memory;
 	struct stat identity;
 	atomic_uint_fast64_t n_staged_bytes;
+	atomic_uint_fast64_t n_pinned_bytes;
 	pthread_mutex_t mutex; /* held between begin and end, guards what follows */
 	atomic_int memfd;      /* set once; any thread reads it */
 	uint64_t n_memfd_bytes;
@@ -41,9 +35,12 @@ struct source {
 	pthread_mutex_t staged_mutex; /* for a moment each, guards what follows */
 	uint32_t n_tensors;
 	bool *is_staged; /* [n_tensors] */
-	int copy;        /* set once */
-	struct stat copy_identity;
-	struct sums *sums; /* NULL before a load has made them; under the mutex */
+	uint32_t n_charges;
+	uint32_t n_pinnable; /* rows of is_pinned */
+	bool *is_pinned;     /* [n_pinnable] by tensor index: charged; while n_charges > 0 */
+	/* Under the first mutex. */
+	struct copy copy;
+	struct sums *sums; /* NULL before a load has made them */
 };
 
 static void source_cleanup(struct source **s)
@@ -63,7 +60,7 @@ static struct source *source_make(struct source_account *account)
 	s->fd = -1;
 	s->shared_fd = -1;
 	s->memfd = -1;
-	s->copy = -1;
+	copy_init(&s->copy);
 	pthread_mutex_init(&s->mutex, NULL);
 	pthread_mutex_init(&s->staged_mutex, NULL);
 	return s;
@@ -120,7 +117,7 @@ struct source *source_unref(struct source *s)
 	cleanup_close(&s->shared_fd);
 	if (s->memfd >= 0)
 		close(s->memfd);
-	cleanup_close(&s->copy);
+	copy_fini(&s->copy);
 	sums_free(s->sums);
 	pthread_mutex_destroy(&s->mutex);
 	pthread_mutex_destroy(&s->staged_mutex);
@@ -175,31 +172,6 @@ int source_check(const struct source *s, struct err *ret_err)
 	return 0;
 }
 
-static int source_refuse(struct err *ret_err, const char *what)
-{
-	int errnum = errno;
-
-	return err_set(
-		ret_err, errnum, "staged weights: cannot %s a memfd: %s", what, strerror(errnum));
-}
-
-static int source_make_memfd(
-	const char *name, uint64_t n_bytes, struct err *ret_err, int *ret_memfd)
-{
-	_cleanup_(cleanup_close)
-	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	if (fd < 0)
-		return source_refuse(ret_err, "create");
-	if (ftruncate(fd, (off_t)n_bytes) < 0)
-		return source_refuse(ret_err, "size");
-	/* Before it is mapped by anybody: a truncated mapping kills who reads it. */
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW) < 0)
-		return source_refuse(ret_err, "seal");
-	*ret_memfd = TAKE_FD(fd);
-	return 0;
-}
-
 int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err, uint8_t **ret_map)
 {
 	int memfd, rc = 0;
@@ -207,14 +179,14 @@ int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err
 	pthread_mutex_lock(&s->mutex);
 	memfd = s->memfd;
 	if (memfd < 0)
-		rc = source_make_memfd("weightd-weights", n_bytes, ret_err, &memfd);
+		rc = staging_new_memfd("weightd-weights", n_bytes, ret_err, &memfd);
 	if (rc == 0) {
 		s->memfd = memfd;
 		s->n_memfd_bytes = n_bytes;
 		s->map = mmap(
 			NULL, s->n_memfd_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
 		if (s->map == MAP_FAILED)
-			rc = source_refuse(ret_err, "map");
+			rc = staging_refuse(ret_err, "map");
 	}
 	if (rc < 0) {
 		s->map = NULL;
@@ -231,7 +203,7 @@ int source_begin_staging(struct source *s, uint64_t n_bytes, struct err *ret_err
 static void source_count(struct source *s)
 {
 	uint64_t before = atomic_load(&s->n_staged_bytes), n_bytes = 0;
-	const int memfds[] = {s->memfd, s->copy};
+	const int memfds[] = {s->memfd, s->copy.fd};
 
 	for (unsigned i = 0; i < ARRAY_SIZE(memfds); i++) {
 		struct stat st;
@@ -271,7 +243,7 @@ static int source_adopt_memfd(
 
 	s->memfd = fcntl(remains->memfd, F_DUPFD_CLOEXEC, 0);
 	if (s->memfd < 0 || fstat(s->memfd, &st) < 0)
-		return source_refuse(ret_err, "adopt");
+		return staging_refuse(ret_err, "adopt");
 	s->n_memfd_bytes = (uint64_t)st.st_size;
 	for (uint32_t i = 0; i < remains->n_tensors; i++)
 		if ((remains->staged[i / 8] >> i % 8 & 1) &&
@@ -303,16 +275,6 @@ int source_adopt(const struct source_remains *remains, struct source_account *ac
 	if (rc == 0)
 		*ret_source = TAKE_PTR(s);
 	return rc;
-}
-
-static int source_allocate(int memfd, uint64_t offset, uint64_t n_bytes, struct err *ret_err)
-{
-	int rc;
-
-	do
-		rc = fallocate(memfd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)n_bytes);
-	while (rc < 0 && errno == EINTR);
-	return rc < 0 ? source_refuse(ret_err, "fill") : 0;
 }
 
 bool source_is_staged(const struct source *s, uint32_t tensor)
@@ -355,13 +317,71 @@ int source_copy_staged(struct source *s, uint8_t **ret_bits, uint32_t *ret_n_ten
 	return 0;
 }
 
+void source_list_host(
+	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned)
+{
+	pthread_mutex_lock(&s->staged_mutex);
+	for (uint32_t i = 0; i < n_tensors; i++) {
+		ret_is_staged[i] = source_is_staged(s, i);
+		ret_is_pinned[i] = i < s->n_pinnable && s->is_pinned[i];
+	}
+	pthread_mutex_unlock(&s->staged_mutex);
+}
+
+int source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&s->staged_mutex);
+	if (!s->is_pinned)
+		s->is_pinned = calloc((size_t)n_tensors + 1, sizeof(*s->is_pinned));
+	if (s->is_pinned) {
+		s->n_pinnable = n_tensors;
+		s->n_charges++;
+		atomic_fetch_add(&s->account->n_charged_bytes, n_host_bytes);
+	} else {
+		rc = -ENOMEM;
+	}
+	pthread_mutex_unlock(&s->staged_mutex);
+	return rc;
+}
+
+void source_charge_tensor(struct source *s, uint32_t tensor, uint64_t n_bytes)
+{
+	pthread_mutex_lock(&s->staged_mutex);
+	if (!s->is_pinned[tensor]) {
+		s->is_pinned[tensor] = true;
+		atomic_fetch_add(&s->n_pinned_bytes, n_bytes);
+		atomic_fetch_add(&s->account->n_charged_bytes, n_bytes);
+	}
+	pthread_mutex_unlock(&s->staged_mutex);
+}
+
+void source_discharge(struct source *s, uint64_t n_host_bytes)
+{
+	pthread_mutex_lock(&s->staged_mutex);
+	if (--s->n_charges == 0) {
+		n_host_bytes += atomic_exchange(&s->n_pinned_bytes, 0);
+		free(s->is_pinned);
+		s->is_pinned = NULL;
+		s->n_pinnable = 0;
+	}
+	atomic_fetch_sub(&s->account->n_charged_bytes, n_host_bytes);
+	pthread_mutex_unlock(&s->staged_mutex);
+}
+
+uint64_t source_get_pinned_bytes(const struct source *s)
+{
+	return atomic_load(&s->n_pinned_bytes);
+}
+
 void source_drop_staged(struct source *s)
 {
 	pthread_mutex_lock(&s->mutex);
 	atomic_fetch_sub(&s->account->n_staged_bytes, atomic_exchange(&s->n_staged_bytes, 0));
 	int memfd = atomic_exchange(&s->memfd, -1);
 	cleanup_close(&memfd);
-	cleanup_close(&s->copy);
+	copy_fini(&s->copy);
 	pthread_mutex_lock(&s->staged_mutex);
 	free(s->is_staged);
 	s->is_staged = NULL;
@@ -380,97 +400,36 @@ uint64_t source_get_staged_bytes(const struct source *s)
 	return atomic_load(&s->n_staged_bytes);
 }
 
-static int source_read_failed(int code, uint64_t offset, struct err *ret_err)
+int source_copy(struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread,
+	const atomic_bool *is_given_up, struct err *ret_err)
 {
-	return err_set(ret_err, -code, "file: read at %llu: %s", (unsigned long long)offset,
-		code == -ENODATA ? "it ended there" : strerror(-code));
-}
+	const struct copy_params params = {.file = s->fd,
+		.n_file_bytes = source_get_bytes(s),
+		.offset = offset,
+		.n_bytes = n_bytes,
+		.use_pread = use_pread,
+		.is_given_up = is_given_up};
 
-/* The file's bytes of [offset, offset + n_bytes) to `to`, several reads at a time. */
-static int source_read(struct source *s, struct uring *u, uint64_t offset, uint64_t n_bytes,
-	uint8_t *to, struct err *ret_err)
-{
-	uint64_t at = 0, tag;
-	int rc = 0;
-
-	while (rc == 0 && (at < n_bytes || uring_get_n_in_flight(u) > 0)) {
-		uint64_t n = n_bytes - at < COPY_PIECE_BYTES ? n_bytes - at : COPY_PIECE_BYTES;
-
-		if (n > 0 && uring_get_n_in_flight(u) < COPY_DEPTH) {
-			const struct uring_read_params params = {.fd = s->fd,
-				.data = to + at,
-				.n_bytes = n,
-				.offset = offset + at,
-				.tag = offset + at};
-			rc = uring_read(u, &params);
-			if (rc < 0)
-				return source_read_failed(rc, offset + at, ret_err);
-			at += n;
-			continue;
-		}
-		rc = uring_wait(u, &tag);
-		if (rc < 0)
-			return source_read_failed(rc, tag, ret_err);
-	}
-	return 0;
-}
-
-/* Under the mutex. */
-static int source_copy_locked(
-	struct source *s, uint64_t offset, uint64_t n_bytes, struct uring *u, struct err *ret_err)
-{
-	uint64_t n_file_bytes = source_get_bytes(s), n_memfd_bytes;
-	int rc = 0;
-
-	if (offset >= n_file_bytes || !bytes_align(n_file_bytes, COPY_ALIGN, &n_memfd_bytes) ||
-		n_bytes > n_memfd_bytes - offset)
-		return err_set(ret_err, EINVAL, "copy of the file: %llu bytes at %llu",
-			(unsigned long long)n_bytes, (unsigned long long)offset);
-	if (s->copy < 0) {
-		rc = source_make_memfd("weightd-copy", n_memfd_bytes, ret_err, &s->copy);
-		if (rc == 0 && fstat(s->copy, &s->copy_identity) < 0)
-			rc = source_refuse(ret_err, "look at");
-	}
-	if (rc == 0)
-		rc = source_allocate(s->copy, offset, n_bytes, ret_err);
-	if (rc < 0)
-		return rc;
-	void *map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->copy, (off_t)offset);
-	if (map == MAP_FAILED)
-		return source_refuse(ret_err, "map");
-	uint64_t n_there = n_file_bytes - offset < n_bytes ? n_file_bytes - offset : n_bytes;
-	rc = source_read(s, u, offset, n_there, map, ret_err);
-	/* Whatever came of it, the reads that are still in flight write to the mapping. */
-	while (uring_get_n_in_flight(u) > 0) {
-		uint64_t tag;
-		int ignored = uring_wait(u, &tag);
-		(void)ignored;
-	}
-	munmap(map, n_bytes);
-	return rc;
-}
-
-int source_copy(
-	struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread, struct err *ret_err)
-{
-	struct uring *u = NULL;
-	int rc = uring_new(COPY_DEPTH, use_pread, &u);
-
-	if (rc < 0)
-		return err_set(ret_err, -rc, "reading: %s", strerror(-rc));
 	pthread_mutex_lock(&s->mutex);
-	rc = source_copy_locked(s, offset, n_bytes, u, ret_err);
+	int rc = copy_add(&s->copy, &params, ret_err);
 	source_count(s);
 	pthread_mutex_unlock(&s->mutex);
-	uring_free(u);
 	return rc;
+}
+
+uint64_t source_count_uncopied(struct source *s, uint64_t offset, uint64_t n_bytes)
+{
+	pthread_mutex_lock(&s->mutex);
+	uint64_t n = copy_count_missing(&s->copy, offset, n_bytes);
+	pthread_mutex_unlock(&s->mutex);
+	return n;
 }
 
 int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_dev)
 {
-	*ret_inode = s->copy_identity.st_ino;
-	*ret_dev = s->copy_identity.st_dev;
-	return s->copy;
+	*ret_inode = s->copy.identity.st_ino;
+	*ret_dev = s->copy.identity.st_dev;
+	return s->copy.fd;
 }
 
 int source_get_sums(struct source *s, struct sums **ret_sums)

@@ -26,7 +26,15 @@ struct stat;
 /* Host memory that all sources of this process hold; one for all of them, outliving them. */
 struct source_account {
 	atomic_uint_fast64_t n_staged_bytes;
+	/* Pages of model files that workers import, and host memory that devices export. */
+	atomic_uint_fast64_t n_charged_bytes;
 };
+
+/* All of it, which the policy's host budget is for. Any thread. */
+static inline uint64_t source_account_sum(const struct source_account *a)
+{
+	return atomic_load(&a->n_staged_bytes) + atomic_load(&a->n_charged_bytes);
+}
 
 /*
  * fd is borrowed and duplicated. With pin_writable it may leave weightd for reading and writing,
@@ -103,6 +111,10 @@ void source_end_staging(struct source *s);
 bool source_is_staged(const struct source *s, uint32_t tensor);
 int must_check source_set_staged(struct source *s, uint32_t tensor, uint32_t n_tensors);
 
+/* Which of n_tensors are there, and which are charged as pinned. Any thread. */
+void source_list_host(
+	struct source *s, uint32_t n_tensors, bool *ret_is_staged, bool *ret_is_pinned);
+
 /*
  * The memfd, the copy and what is in them go. Nobody has it any more and nothing is being staged:
  * no export has a window of it. It takes a second for ten gigabytes: loader threads.
@@ -118,19 +130,34 @@ int must_check source_copy_staged(struct source *s, uint8_t **ret_bits, uint32_t
 /* -1 before the first staging. Borrowed. */
 int source_get_memfd(const struct source *s);
 
-/* ---- the copy: a second memfd, with the file's pages at the file's offsets ---- */
+/* ---- the copy: a second memfd, weightd/copy.h ---- */
 
 /*
- * Copies the pages of [offset, offset + n_bytes), n_bytes of whole pages that may end behind the
- * file's end: for workers whose drivers do not import them from the file. It takes memory for what
- * was copied alone; once more changes nothing. -ENODATA: the file is shorter than it was; -ENOMEM,
- * ... Loader threads.
+ * Copies the pages of [offset, offset + n_bytes). is_given_up: see copy_params. Errors of copy_add.
+ * Loader threads.
  */
-int must_check source_copy(
-	struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread, struct err *ret_err);
+int must_check source_copy(struct source *s, uint64_t offset, uint64_t n_bytes, bool use_pread,
+	const atomic_bool *is_given_up, struct err *ret_err);
+
+/* Bytes of them that source_copy would still copy. Loader threads. */
+uint64_t source_count_uncopied(struct source *s, uint64_t offset, uint64_t n_bytes);
 
 /* After a source_copy that returned 0. Borrowed. */
 int source_get_copy(const struct source *s, uint64_t *ret_inode, uint64_t *ret_dev);
+
+/* ---- what is charged beside the memfds ---- */
+
+/*
+ * An export has host memory of its own, and tensors in the file's pages, which are charged once
+ * whichever devices they are for: source_charge, then each tensor, and source_discharge when the
+ * export goes; with the last one all of them are free. -ENOMEM. Any thread.
+ */
+int must_check source_charge(struct source *s, uint32_t n_tensors, uint64_t n_host_bytes);
+void source_charge_tensor(struct source *s, uint32_t tensor, uint64_t n_bytes);
+void source_discharge(struct source *s, uint64_t n_host_bytes);
+
+/* Of tensors alone. Any thread. */
+uint64_t source_get_pinned_bytes(const struct source *s);
 
 /* Memory that the memfds take. Any thread. */
 uint64_t source_get_staged_bytes(const struct source *s);

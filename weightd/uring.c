@@ -20,6 +20,9 @@ enum {
 	URING_MAX_THREADS = 16,
 };
 
+/* Of an entry that is nobody's, in place of a slot. */
+#define URING_NOBODY UINT64_MAX
+
 /* What is under way for a read, one after the other; only fresh ones have the outer two. */
 enum uring_stage { URING_POPULATE, URING_READ, URING_UNMAP };
 
@@ -94,10 +97,22 @@ uint32_t uring_get_n_in_flight(const struct uring *u)
 	return u->n_in_flight;
 }
 
-/* The ring has an entry for every slot and each is submitted at once, so one is always free. */
-static int uring_submit(struct uring *u, struct uring_slot *slot)
+/* The ring has an entry for every slot and each is submitted at once, so one is always free, but
+ * for those that could not be submitted. */
+static struct io_uring_sqe *uring_get_entry(struct uring *u)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+
+	if (sqe)
+		return sqe;
+	int ignored = io_uring_submit(&u->ring);
+	(void)ignored;
+	return io_uring_get_sqe(&u->ring);
+}
+
+static int uring_submit(struct uring *u, struct uring_slot *slot)
+{
+	struct io_uring_sqe *sqe = uring_get_entry(u);
 	int rc;
 
 	if (!sqe)
@@ -114,7 +129,13 @@ static int uring_submit(struct uring *u, struct uring_slot *slot)
 	do
 		rc = io_uring_submit(&u->ring);
 	while (rc == -EINTR);
-	return rc < 0 ? rc : 0;
+	if (rc >= 0)
+		return 0;
+	/* The entry stays in the queue and goes with the next one, when the slot may be another
+	 * read's and the buffer gone. */
+	io_uring_prep_nop(sqe);
+	io_uring_sqe_set_data64(sqe, URING_NOBODY);
+	return rc;
 }
 
 static void uring_set_pages(const struct uring *u, struct uring_slot *slot)
@@ -174,12 +195,17 @@ static int uring_next(struct uring *u, bool may_wait, struct uring_slot **ret_sl
 	struct io_uring_cqe *cqe;
 	int rc;
 
-	do
+	for (;;) {
 		rc = may_wait ? io_uring_wait_cqe(&u->ring, &cqe)
 			      : io_uring_peek_cqe(&u->ring, &cqe);
-	while (rc == -EINTR);
-	if (rc < 0)
-		return rc;
+		if (rc == -EINTR)
+			continue;
+		if (rc < 0)
+			return rc;
+		if (io_uring_cqe_get_data64(cqe) != URING_NOBODY)
+			break;
+		io_uring_cqe_seen(&u->ring, cqe);
+	}
 	*ret_slot = &u->slots[io_uring_cqe_get_data64(cqe)];
 	rc = cqe->res;
 	io_uring_cqe_seen(&u->ring, cqe);

@@ -2,11 +2,12 @@
 #include "workerd/populate.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "workerd/crew.h"
 
 /* A thread costs some 50 us, which is what it does with this much. */
-enum { MIN_PART_BYTES = 16 << 20, PAGE_BYTES = 4096 };
+enum { MIN_PART_BYTES = 16 << 20 };
 
 struct pages {
 	uint8_t *at;
@@ -28,12 +29,13 @@ static int run(uint32_t i, void *userdata)
 void populate_pages(void *pages, uint64_t n_bytes, uint32_t n_threads)
 {
 	struct pages p = {.at = pages, .n_bytes = n_bytes};
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	uint64_t n_parts = n_bytes / MIN_PART_BYTES + 1;
 
 	if (n_parts > n_threads)
 		n_parts = n_threads;
 	if (n_parts == 0)
 		n_parts = 1;
-	p.n_part_bytes = (n_bytes / n_parts + PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+	p.n_part_bytes = (n_bytes / n_parts + page) / page * page;
 	crew_run((uint32_t)((n_bytes + p.n_part_bytes - 1) / p.n_part_bytes), n_threads, run, &p);
 }

@@ -67,7 +67,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 			w->manifest->n_allocs, a->n_allocs);
 	w->allocs = calloc(a->n_allocs, sizeof(*w->allocs));
 	if (!w->allocs)
-		return -ENOMEM;
+		return err_set(ret_err, ENOMEM, "weights: no memory");
 	w->n_allocs = a->n_allocs;
 	for (uint32_t i = 0; i < a->n_allocs; i++)
 		w->allocs[i].fd = w->allocs[i].kept_fd = -1;
@@ -98,7 +98,7 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 	if (w)
 		w->manifest_fd = -1;
 	r = w ? weights_fill(w, params->device, &acquired, params->n_threads, ret_err, ret_refusal)
-	      : -ENOMEM;
+	      : err_set(ret_err, ENOMEM, "weights: no memory");
 	weights_client_acquired_fini(&acquired);
 	if (r) {
 		struct err ignored = ERR_NULL;

@@ -203,16 +203,39 @@ def test_refused_beside_others(site):
                  "paged": sum(a["buffer_bytes"] for a in allocs[4:])}, "bytes by placement")
 
 
+def test_refused_under_a_quota(site):
+    """What a worker had before it began anew is not in its way, where one lease is all there is."""
+    tenant = os.path.join(site.dir, "tenant.sock")
+    site.weightd({"demo": harness.MODEL}, ["--place", "*=staged", "--window", "1M",
+                                           "--listen", f"{tenant},leases=1"])
+    site.weightd_socket, plain = tenant, site.weightd_socket
+    try:
+        worker = layered_worker(site, {"REFUSE": "memfd", "REFUSE_FROM": "3", "POISON": "1"})
+    finally:
+        site.weightd_socket = plain
+    check_equal(worker.log().count("are taken again"), 1, worker.log())
+    check_equal(placed(site, worker)[0], {"staged", "paged"}, "placements")
+    check_answer(site, worker, "under a quota")
+
+
 def test_no_room_for_a_copy(site):
     """Other models have taken the host's budget: the worker copies for itself, and it is said."""
     weightd = site.weightd({"demo": harness.MODEL, "other": harness.MODEL},
                            ["--place", "*=staged", "--place", "blk.0.*=pinned",
-                            "--host-budget", "7M"])
+                            "--host-budget", "8M"])
     worker = layered_worker(site, {"REFUSE": "file"})
     check_equal(placed(site, worker)[0], {"staged", "paged"}, "placements")
     check_equal(weightd.log().count("will copy them itself"), 1, weightd.log())
     check("wanted" in weightd.log(), weightd.log())
     check_answer(site, worker, "without a copy")
+    # There is room again, and whoever comes now has its copy.
+    site.ctl("unload", "other")
+    harness.wait_until(lambda: all(m["name"] != "other" or not m["generations"]
+                                   for m in site.status()["models"]), "room")
+    second = layered_worker(site, {"REFUSE": "file"})
+    check_equal(placed(site, second)[0], {"staged"}, "placements")
+    check_equal(weightd.log().count("were copied to host memory"), 1, weightd.log())
+    check_answer(site, second, "with a copy")
 
 
 def test_probe_keeps_from_trying(site):

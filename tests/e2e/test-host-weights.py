@@ -251,4 +251,33 @@ def test_bench_memory(site):
     check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer afterwards")
 
 
+def test_nothing_and_unused(site):
+    """A budget of nothing is one; what is named and not there is said once."""
+    weightd = site.weightd({"demo": harness.MODEL}, [
+        "--host-budget", "0", "--vram-budget", "0", "--reserve", "0",
+        "--place", "blk.77.*=staged", "--pin-writable", "nosuch", "--pin-writable", "demo"])
+    check("device 0, pinned 0, staged 0, paged 6144000" in weightd.log(), weightd.log())
+    check_equal(weightd.log().count("--place blk.77.*: the model has no such tensor"), 1,
+                weightd.log())
+    check_equal(weightd.log().count("--pin-writable nosuch: no --model has that name"), 1,
+                weightd.log())
+    check("--pin-writable demo" not in weightd.log(), weightd.log())
+
+
+def test_figures_of_paged(site):
+    """What stays in the file was not read, is no resident memory, and has a size all the same."""
+    weightd = site.weightd({"demo": harness.MODEL}, ["--place", "*=paged"])
+    check(" 0 of them read" in weightd.log() and "GB/s" not in weightd.log(), weightd.log())
+    g = harness.only_generation(site.status(), "demo")
+    check_equal((g["weights_bytes"], g["loaded_bytes"]), (0, 0), "resident, read")
+    check(g["paged_bytes"] > 6000000, f"{g}")
+    check(" 5.9 MiB " in site.ctl("ls").out, site.ctl("ls").out)
+    workers = [site.worker("demo") for _ in range(2)]
+    sharing = site.status()["sharing"]
+    check_equal(sharing["separate_bytes"], 2 * g["paged_bytes"], "separate copies")
+    check("every worker reads them for itself" in site.ctl("status").out, site.ctl("status").out)
+    out = site.ctl("bench-memory", worker=workers[0]).out
+    check("load: nothing was read" in out, out)
+
+
 harness.run(globals())

@@ -7,26 +7,6 @@
 
 #include <poll.h>
 
-/* What weightd has open that is named so in /proc. */
-static unsigned count_open(const struct site *s, const char *name)
-{
-	char path[300], link[300];
-	unsigned n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)s->pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	for (struct dirent *d; (d = readdir(dir));) {
-		snprintf(path, sizeof(path), "/proc/%d/fd/%.20s", (int)s->pid, d->d_name);
-		ssize_t k = readlink(path, link, sizeof(link) - 1);
-		link[k > 0 ? k : 0] = '\0';
-		n += strstr(link, name) != NULL;
-	}
-	closedir(dir);
-	return n;
-}
-
 /* ---- what a client gets ---- */
 
 static void test_budget_and_rules(void **state)
@@ -131,6 +111,135 @@ static void test_foreign_device(void **state)
 	assert_int_equal(g->n_allocs, a.n_allocs + b.n_allocs);
 	assert_int_equal(g->allocs[g->n_allocs - 1].device, 0);
 	weights_client_status_fini(&status);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+}
+
+/* The same of what is read rather than imported: for want of room, by a rule, or as it is large. */
+static void test_foreign_device_reads(void **state)
+{
+	static const char *const options[][4] = {{"--place", "*=paged"}, {"--host-budget", "1"},
+		{"--place", "*=staged", "--alloc-bytes", "64K"}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(options); i++) {
+		struct site s;
+
+		start(&s, OPTIONS(options[i][0], options[i][1], options[i][2], options[i][3]));
+		struct weights_client *c = connect_client(&s);
+		struct weights_client_acquired a = get(c, ALL_HANDLES, 1);
+		assert_true(sum(&a).n_bytes[MANIFEST_PLACEMENT_PAGED] > 1 << 20);
+		check_windows(&a);
+		weights_client_acquired_fini(&a);
+		weights_client_free(c);
+		site_stop(&s);
+	}
+}
+
+/* One copy in host memory serves all devices: its budget is spent once. */
+static void test_budget_of_one_copy(void **state)
+{
+	struct site s;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "*=staged", "--host-budget", "9M"));
+	struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+	struct weights_client_acquired a = get(c, ALL_HANDLES, 0);
+	struct weights_client_acquired b = get(other, ALL_HANDLES, 1);
+	assert_int_equal(sum(&a).n_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	assert_int_equal(sum(&b).n_bytes[MANIFEST_PLACEMENT_PAGED], 0);
+	assert_int_equal(sum(&b).n_bytes[MANIFEST_PLACEMENT_STAGED],
+		sum(&a).n_bytes[MANIFEST_PLACEMENT_STAGED]);
+	weights_client_acquired_fini(&a);
+	weights_client_acquired_fini(&b);
+	weights_client_free(c);
+	weights_client_free(other);
+	site_stop(&s);
+}
+
+/* The budget is that of all models, wherever in host memory they are, and what goes comes back. */
+static void test_budget_of_all_models(void **state)
+{
+	static const struct {
+		const char *place, *refuse;
+		uint32_t placement;
+	} rows[] = {{"*=pinned", NULL, MANIFEST_PLACEMENT_PINNED},
+		{"*=staged", NULL, MANIFEST_PLACEMENT_STAGED},
+		{"*=staged", "all", MANIFEST_PLACEMENT_STAGED}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct weights_client_acquired a;
+		struct err e = ERR_NULL;
+		struct site s;
+		uint64_t generation, n_more = 0;
+		int fd = open_model();
+
+		if (rows[i].refuse) {
+			assert_int_equal(setenv("WEIGHTD_LAYER_REFUSE", rows[i].refuse, 1), 0);
+			/* What it finds out is not to be what those after it find. */
+			assert_int_equal(setenv("WEIGHTD_PROBE", "fresh", 1), 0);
+		}
+		start(&s, OPTIONS("--place", rows[i].place, "--host-budget", "9M"));
+		unsetenv("WEIGHTD_LAYER_REFUSE");
+		struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+		check(weights_client_describe(c, "atlas", &e, &a), &e, "describe");
+		uint64_t n_first = sum(&a).n_bytes[rows[i].placement];
+		assert_true(n_first > 6000000);
+		weights_client_acquired_fini(&a);
+		for (int k = 0; k < 2; k++) {
+			check(weights_client_load(c, "more", "p", fd, true, &e, &generation), &e,
+				"load");
+			check(weights_client_describe(other, "more", &e, &a), &e, "describe");
+			n_more = sum(&a).n_bytes[rows[i].placement];
+			weights_client_acquired_fini(&a);
+			if (k == 1)
+				break;
+			/* Windows take gaps along, which are nobody's. */
+			assert_true(n_first + n_more <= (9 << 20) + (64 << 10));
+			assert_true(n_more > 1 << 20);
+			check(weights_client_unload(c, "atlas", &e), &e, "unload");
+			check(weights_client_unload(c, "more", &e), &e, "unload");
+			wait_state(c, generation, "gone");
+		}
+		assert_int_equal(n_more, n_first);
+		close(fd);
+		weights_client_free(c);
+		weights_client_free(other);
+		site_stop(&s);
+	}
+}
+
+/* Whoever imports a copy of the file's windows can write to it: what differs there is found, and
+ * the file is as good as before. */
+static void test_written_copy(void **state)
+{
+	struct weights_client_verified v;
+	struct site s;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	start(&s, OPTIONS("--place", "*=pinned", "--scrub", "0"));
+	struct weights_client *c = connect_client(&s), *other = connect_client(&s);
+	struct weights_client_acquired a =
+		get(c, 1 << WEIGHTS_CLIENT_OPAQUE_FD | 1 << WEIGHTS_CLIENT_MEMFD, 0);
+	assert_int_equal(a.allocs[0].handle_type, WEIGHTS_CLIENT_MEMFD);
+	uint64_t n_bytes = verify(other);
+	/* Both the file and the copy. */
+	assert_true(n_bytes > 2 * 6000000);
+	uint64_t at = a.allocs[0].file_offset + a.allocs[0].buffer_bytes / 2;
+	uint8_t byte;
+	assert_int_equal(pread(a.allocs[0].fd, &byte, 1, (off_t)at), 1);
+	byte ^= 1;
+	assert_int_equal(pwrite(a.allocs[0].fd, &byte, 1, (off_t)at), 1);
+	check(weights_client_verify(other, "atlas", &e, &v), &e, "verify");
+	assert_int_equal(v.n_tensors, 1);
+	assert_string_equal(get_state(other, a.generation), "lost");
+	struct weights_client_acquired b = get(other, ALL_HANDLES, 0);
+	assert_true(b.generation > a.generation);
 	weights_client_acquired_fini(&a);
 	weights_client_acquired_fini(&b);
 	weights_client_free(c);
@@ -340,6 +449,10 @@ int main(void)
 		CASE(test_budget_and_rules),
 		CASE(test_offers),
 		CASE(test_foreign_device),
+		CASE(test_foreign_device_reads),
+		CASE(test_budget_of_one_copy),
+		CASE(test_budget_of_all_models),
+		CASE(test_written_copy),
 		CASE(test_describe),
 		CASE(test_unload_returns_everything),
 		CASE(test_truncated_while_pinned),

@@ -8,6 +8,7 @@
  */
 #include "tests/case.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -172,6 +173,26 @@ static inline unsigned count_lines(const char *text)
 
 	for (; *text; text++)
 		n += *text == '\n';
+	return n;
+}
+
+/* What weightd has open that is named so in /proc. */
+static inline unsigned count_open(const struct site *s, const char *name)
+{
+	char path[300], link[300];
+	unsigned n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)s->pid);
+	dir = opendir(path);
+	assert_non_null(dir);
+	for (struct dirent *d; (d = readdir(dir));) {
+		snprintf(path, sizeof(path), "/proc/%d/fd/%.20s", (int)s->pid, d->d_name);
+		ssize_t k = readlink(path, link, sizeof(link) - 1);
+		link[k > 0 ? k : 0] = '\0';
+		n += strstr(link, name) != NULL;
+	}
+	closedir(dir);
 	return n;
 }
 

@@ -86,9 +86,9 @@ static void test_parse_refuses(void **state)
 		{"a,connections=0", "--listen: connections: expected 1 to 65536, found \"0\""},
 		{"a,uid-connections=", "--listen: uid-connections: expected 1 to 65536"},
 		{"a,control=1", "--listen: control: expected yes or no, found \"1\""},
-		{"a,mode=888", "--listen: mode: expected 0 to 777, found \"888\""},
-		{"a,mode=1777", "--listen: mode: expected 0 to 777, found \"1777\""},
-		{"a,mode=", "--listen: mode: expected 0 to 777, found \"\""},
+		{"a,mode=888", "--listen: mode: expected 0 to 777 in octal, found \"888\""},
+		{"a,mode=1777", "--listen: mode: expected 0 to 777 in octal, found \"1777\""},
+		{"a,mode=", "--listen: mode: expected 0 to 777 in octal, found \"\""},
 	};
 	struct access a = {.mode = 7};
 

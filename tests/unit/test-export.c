@@ -181,14 +181,17 @@ static void test_copy(void **state)
 	uint8_t copied[PAGE], original[PAGE];
 
 	(void)state;
-	assert_int_equal(source_copy(source, 2 * PAGE, 2 * PAGE, true, &err), 0);
+	assert_int_equal(source_copy(source, 2 * PAGE, 2 * PAGE, true, NULL, &err), 0);
 	assert_int_equal(source_get_staged_bytes(source), 2 * PAGE);
 	/* Its last page ends behind the file. */
-	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, &err), 0);
-	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, &err), 0);
+	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, NULL, &err), 0);
+	assert_int_equal(source_copy(source, 16 * PAGE, PAGE, true, NULL, &err), 0);
 	assert_int_equal(account.n_staged_bytes, 3 * PAGE);
-	assert_int_equal(source_copy(source, 17 * PAGE, PAGE, true, &err), -EINVAL);
-	assert_int_equal(source_copy(source, PAGE, UINT64_MAX - PAGE + 1, true, &err), -EINVAL);
+	assert_int_equal(source_count_uncopied(source, PAGE, 16 * PAGE), 13 * PAGE);
+	assert_int_equal(source_count_uncopied(source, 3 * PAGE, PAGE), 0);
+	assert_int_equal(source_copy(source, 17 * PAGE, PAGE, true, NULL, &err), -EINVAL);
+	assert_int_equal(
+		source_copy(source, PAGE, UINT64_MAX - PAGE + 1, true, NULL, &err), -EINVAL);
 	e->copied_from = 2;
 	export_init_importer(&importer, ALL);
 	importer.refused_from[EXPORT_FILE] = 2;
@@ -213,12 +216,45 @@ static void test_copy(void **state)
 	assert_int_equal(account.n_staged_bytes, 0);
 }
 
+/* Tensors in the file's pages are charged once, and until the last export goes; host memory of a
+ * device is each export's. */
+static void test_charges(void **state)
+{
+	struct source *source = make_source();
+	struct export *exports[2];
+	bool is_staged[3], is_pinned[3];
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		exports[i] = make_export(source, "ff");
+		exports[i]->host_bytes = 1000;
+		assert_int_equal(source_charge(source, 3, 1000), 0);
+		exports[i]->is_charged = true;
+		source_charge_tensor(source, 2 * i, 7);
+		source_charge_tensor(source, 1, 50);
+		source_charge_tensor(source, 1, 50);
+		assert_int_equal(source_get_pinned_bytes(source), 57 + 7 * i);
+		assert_int_equal(source_account_sum(&account), 1057 + 1007 * i);
+	}
+	source_list_host(source, 3, is_staged, is_pinned);
+	for (unsigned i = 0; i < 3; i++)
+		assert_true(is_pinned[i] && !is_staged[i]);
+	export_free(exports[0]);
+	assert_int_equal(source_account_sum(&account), 1064);
+	export_free(exports[1]);
+	assert_int_equal(source_account_sum(&account), 0);
+	source_list_host(source, 3, is_staged, is_pinned);
+	assert_false(is_pinned[1]);
+	source_unref(source);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_offers),
 		CASE(test_device_memory_refused),
 		CASE(test_copy),
+		CASE(test_charges),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

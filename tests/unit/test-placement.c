@@ -29,6 +29,7 @@ static const struct placement_limits discrete = {
 	.max_alloc_bytes = GiB(4) - MiB(2),
 	.max_window_bytes = GiB(4) - MiB(2),
 	.page_bytes = PAGE,
+	.host_page_bytes = PAGE,
 	.free_bytes = GiB(8),
 	.host_free_bytes = GiB(64),
 	.file_bytes = GiB(64),
@@ -95,10 +96,12 @@ static void check_window(const struct placement *p, const struct placement_limit
 	const struct placement_alloc *home = &p->homes[i];
 	unsigned n_tensors = 0;
 
-	assert_int_equal(home->offset % l->page_bytes, 0);
-	assert_int_equal(home->n_bytes % l->page_bytes, 0);
+	bool is_paged = p->allocs[i].placement == MANIFEST_PLACEMENT_PAGED;
+	uint64_t page = is_paged ? l->host_page_bytes : l->page_bytes;
+	assert_int_equal(home->offset % page, 0);
+	assert_int_equal(home->n_bytes % page, 0);
 	assert_true(home->n_bytes >= p->allocs[i].n_bytes);
-	assert_true(home->n_bytes - p->allocs[i].n_bytes < l->page_bytes);
+	assert_true(home->n_bytes - p->allocs[i].n_bytes < page);
 	for (uint32_t t = 0; t < p->n_tensors; t++)
 		n_tensors += p->tensor_alloc[t] == i;
 	if (home->n_bytes > l->max_window_bytes) {
@@ -109,7 +112,7 @@ static void check_window(const struct placement *p, const struct placement_limit
 		assert_true(home->n_bytes <= l->max_alloc_bytes);
 		assert_true(home->offset + home->n_bytes <= p->memfd_bytes);
 	}
-	if (p->allocs[i].placement == MANIFEST_PLACEMENT_PINNED)
+	if (home->home == PLACEMENT_FILE)
 		assert_true(home->offset + home->n_bytes <= (l->file_bytes + 4095) / 4096 * 4096);
 }
 
@@ -169,6 +172,13 @@ static void check_plan(const struct model *m, const struct placement *p,
 	if (policy->vram_budget && n_device)
 		assert_true(n_device + l->used_bytes <= policy->vram_budget);
 	n_bytes = placed[MANIFEST_PLACEMENT_PINNED] + placed[MANIFEST_PLACEMENT_STAGED];
+	for (uint32_t i = 0; l->is_staged && i < p->n_tensors; i++)
+		if (l->is_staged[i] && p->homes[p->tensor_alloc[i]].home == PLACEMENT_MEMFD)
+			n_bytes -= m->tensors[i].n_bytes;
+	for (uint32_t i = 0; l->is_pinned && i < p->n_tensors; i++)
+		if (l->is_pinned[i] &&
+			p->allocs[p->tensor_alloc[i]].placement == MANIFEST_PLACEMENT_PINNED)
+			n_bytes -= m->tensors[i].n_bytes;
 	assert_true(n_bytes <= l->host_free_bytes);
 	if (policy->host_budget && n_bytes)
 		assert_true(n_bytes + l->host_used_bytes <= policy->host_budget);
@@ -394,6 +404,52 @@ static void test_reserve_and_host_budget(void **state)
 	free(m);
 }
 
+/* What the memfd has for one device costs the next one nothing. */
+static void test_staged_already(void **state)
+{
+	struct model *m = make_model(4, false);
+	struct placement_limits l = discrete;
+	struct policy policy = {.host_budget = m->n_bytes + MiB(1)};
+	bool is_staged[MAX_TENSORS] = {false};
+
+	(void)state;
+	add_rule(&policy, "*=staged");
+	for (uint32_t i = 0; i < m->gguf.n_tensors / 2; i++) {
+		is_staged[i] = true;
+		l.host_used_bytes += m->tensors[i].n_bytes;
+	}
+	l.is_staged = is_staged;
+	struct placement *p = plan(m, &l, &policy);
+	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], m->n_bytes);
+	placement_free(p);
+	/* Of others, there is no room for the rest. */
+	l.host_used_bytes = policy.host_budget;
+	p = plan(m, &l, &policy);
+	for (uint32_t i = 0; i < m->gguf.n_tensors; i++)
+		assert_int_equal(p->allocs[p->tensor_alloc[i]].placement,
+			is_staged[i] ? MANIFEST_PLACEMENT_STAGED : MANIFEST_PLACEMENT_PAGED);
+	placement_free(p);
+	/* Host memory of the device's own is another. */
+	l.can_import_memfd = false;
+	l.can_export_host = true;
+	p = plan(m, &l, &policy);
+	assert_int_equal(p->n_placed_bytes[MANIFEST_PLACEMENT_STAGED], 0);
+	placement_free(p);
+	/* The same of pages of the file that are imported already. */
+	l = discrete;
+	l.can_pin = true;
+	l.can_import_memfd = false;
+	l.is_pinned = is_staged;
+	l.host_used_bytes = policy.host_budget;
+	add_rule(&policy, "*=pinned");
+	p = plan(m, &l, &policy);
+	for (uint32_t i = 0; i < m->gguf.n_tensors; i++)
+		assert_int_equal(p->allocs[p->tensor_alloc[i]].placement,
+			is_staged[i] ? MANIFEST_PLACEMENT_PINNED : MANIFEST_PLACEMENT_PAGED);
+	placement_free(p);
+	free(m);
+}
+
 /* ---- windows ---- */
 
 static void test_windows_of_the_file(void **state)
@@ -449,6 +505,13 @@ static void test_end_of_the_file(void **state)
 	p = plan(m, &l, &policy);
 	assert_int_equal(where(m, p, "output.weight"), MANIFEST_PLACEMENT_STAGED);
 	assert_int_equal(where(m, p, "token_embd.weight"), MANIFEST_PLACEMENT_PINNED);
+	placement_free(p);
+	/* Who reads it asks for no such pages. */
+	policy = no_policy;
+	add_rule(&policy, "*=paged");
+	p = plan(m, &l, &policy);
+	const struct placement_alloc *end = &p->homes[p->n_allocs - 1];
+	assert_int_equal(end->offset + end->n_bytes, (l.file_bytes + PAGE - 1) / PAGE * PAGE);
 	placement_free(p);
 	free(m);
 }
@@ -632,6 +695,7 @@ int main(void)
 		CASE(test_two_devices),
 		CASE(test_nearly_full),
 		CASE(test_reserve_and_host_budget),
+		CASE(test_staged_already),
 		CASE(test_windows_of_the_file),
 		CASE(test_end_of_the_file),
 		CASE(test_last_rule_wins),

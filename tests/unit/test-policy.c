@@ -33,6 +33,15 @@ static void test_bytes(void **state)
 		assert_non_null(strstr(e.text, "--x: expected a number of bytes"));
 	}
 	assert_int_equal(n_bytes, 7);
+	/* A budget may be nothing, which is not the 0 of struct policy; a reserve may. */
+	assert_int_equal(policy_parse_budget("--x", "0", &e, &n_bytes), 0);
+	assert_int_equal(n_bytes, 1);
+	assert_int_equal(policy_parse_budget("--x", "2K", &e, &n_bytes), 0);
+	assert_int_equal(n_bytes, 2048);
+	assert_int_equal(policy_parse_reserve("--x", "0", &e, &n_bytes), 0);
+	assert_int_equal(n_bytes, 0);
+	assert_int_equal(policy_parse_budget("--x", "", &e, &n_bytes), -EINVAL);
+	assert_int_equal(policy_parse_reserve("--x", "-1", &e, &n_bytes), -EINVAL);
 }
 
 static void test_experts(void **state)

@@ -3,11 +3,15 @@
 #include "weightd/quota.h"
 
 #include <errno.h>
+#include <event2/event.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 #include "proto/util/err.h"
+#include "proto/weightd.pb-c.h"
 #include "tests/case.h"
 #include "weightd/access.h"
+#include "weightd/holders.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/rpc-scan.h"
@@ -25,6 +29,7 @@ struct world {
 	struct access access[2]; /* of the sockets 0 and 1 */
 	struct peer peers[4];    /* 0 and 1 of socket 1, 2 of socket 2, 3 of --socket */
 	struct peer_list list;
+	struct holders *holders; /* NULL: nobody is told apart */
 };
 
 static void world_init(struct world *w, const char *listen)
@@ -56,7 +61,7 @@ static int take(struct world *w, uint32_t peer, uint32_t model, struct err *e)
 {
 	uint64_t id;
 	int rc = quota_check_lease(
-		w->registry, &w->list, &w->peers[peer], w->ids[model], get_bytes, e);
+		w->registry, &w->list, w->holders, &w->peers[peer], w->ids[model], get_bytes, e);
 
 	if (rc == 0)
 		rc = registry_acquire(w->registry, (char[]){(char)('a' + (int)model), 0},
@@ -90,6 +95,49 @@ static void test_leases(void **state)
 	registry_free(w.registry);
 }
 
+static void ignore_exit(uint64_t id, void *userdata)
+{
+	(void)id;
+	(void)userdata;
+}
+
+/* Who lost its connection, or ended it to begin anew, is not in its own way. */
+static void test_own_hold(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct world w;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	world_init(&w, "s,leases=1,bytes=100");
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &w.holders), 0);
+	w.peers[0].process = w.peers[1].process = 7;
+	w.peers[0].pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	w.peers[1].pidfd = w.peers[2].pidfd = w.peers[3].pidfd = -1;
+	assert_int_equal(take(&w, 0, 0, &e), 0);
+	uint64_t holder = holders_add(w.holders, &w.peers[0]);
+	assert_int_equal(holder, w.peers[0].id);
+	registry_close(w.registry, w.peers[0].id, holder, 1);
+	TAILQ_REMOVE(&w.list, &w.peers[0], entry);
+	/* Another generation is one more, the same one is what it has. */
+	assert_int_equal(take(&w, 1, 1, &e), -EDQUOT);
+	assert_non_null(strstr(e.text, "model b: 1 lease of this socket is in use"));
+	assert_int_equal(take(&w, 1, 0, &e), 0);
+	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
+	assert_int_equal(u.n_leases, 1);
+	assert_int_equal(u.weights_bytes, 100);
+	/* It lets go of the lease: the hold is charged again, and others have no part in it. */
+	registry_close(w.registry, w.peers[1].id, holder, 1);
+	u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
+	assert_int_equal(u.n_leases, 1);
+	w.peers[1].process = 8;
+	assert_int_equal(take(&w, 1, 0, &e), -EDQUOT);
+	registry_free(w.registry);
+	holders_free(w.holders);
+	close(w.peers[0].pidfd);
+	event_base_free(base);
+}
+
 static void test_bytes(void **state)
 {
 	struct world w;
@@ -100,7 +148,7 @@ static void test_bytes(void **state)
 	assert_int_equal(take(&w, 0, 0, &e), 0);
 	assert_int_equal(take(&w, 1, 0, &e), 0); /* the same copy */
 	assert_int_equal(take(&w, 1, 1, &e), 0);
-	struct quota_usage u = quota_count(w.registry, &w.list, 1, get_bytes);
+	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
 	assert_int_equal(u.n_leases, 3);
 	assert_int_equal(u.weights_bytes, 130);
 	assert_int_equal(take(&w, 0, 2, &e), -EDQUOT);
@@ -115,24 +163,29 @@ static void test_bytes(void **state)
 
 	/* 107 of weights; 23 are left for reservations of all its peers. */
 	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[0], 24, get_bytes, &e), -EDQUOT);
+		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 24, get_bytes, &e),
+		-EDQUOT);
 	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[0], 23, get_bytes, &e), 0);
+		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 23, get_bytes, &e),
+		0);
 	w.peers[0].reserved_bytes = 20;
 	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[1], 4, get_bytes, &e), -EDQUOT);
+		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[1], 4, get_bytes, &e),
+		-EDQUOT);
 	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[0], 23, get_bytes, &e), 0);
+		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 23, get_bytes, &e),
+		0);
 	assert_int_equal(take(&w, 1, 1, &e), -EDQUOT);
 	/* Above already, for the limit is not what it was: less may be had, more not. */
 	w.peers[0].reserved_bytes = UINT64_MAX;
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[0], 100, get_bytes, &e), 0);
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[1], UINT64_MAX, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(
+				 w.registry, &w.list, w.holders, &w.peers[0], 100, get_bytes, &e),
+		0);
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[1],
+				 UINT64_MAX, get_bytes, &e),
 		-EDQUOT);
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, &w.peers[3], UINT64_MAX, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[3],
+				 UINT64_MAX, get_bytes, &e),
 		0);
 	registry_free(w.registry);
 }
@@ -220,13 +273,50 @@ static void test_scan(void **state)
 	}
 }
 
+/* An Acquire of nothing but empty refusals, as many as the packet has room for. */
+static void test_scan_many(void **state)
+{
+	static const struct {
+		uint32_t n;
+		int rc;
+	} rows[] = {{4, 0}, {63, 0}, {64, -EBADMSG}, {8000, -EBADMSG}};
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		static uint8_t data[5 + 2 * 8000];
+		uint32_t n_bytes = 2 * rows[i].n;
+		struct err e = ERR_NULL;
+		Wd__Acquire acquire = WD__ACQUIRE__INIT;
+		Wd__Refusal refusal = WD__REFUSAL__INIT, *one = &refusal;
+
+		/* Of the schema: tag and no bytes. */
+		acquire.n_refusals = 1;
+		acquire.refusals = &one;
+		assert_int_equal(wd__acquire__pack(&acquire, data), 2);
+		const uint8_t tag = data[0];
+		memcpy(data, (const uint8_t[]){0x08, 0x01, 0x22}, 3);
+		data[3] = (uint8_t)(n_bytes | 0x80);
+		data[4] = (uint8_t)(n_bytes >> 7);
+		uint32_t at = 5;
+		for (uint32_t k = 0; k < rows[i].n; k++) {
+			data[at++] = tag;
+			data[at++] = 0;
+		}
+		assert_int_equal(rpc_scan_request(data, at, &e), rows[i].rc);
+		if (rows[i].rc)
+			assert_string_equal(e.text, "packet: expected at most 64 messages in it");
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_leases),
+		CASE(test_own_hold),
 		CASE(test_bytes),
 		CASE(test_shown),
 		CASE(test_scan),
+		CASE(test_scan_many),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

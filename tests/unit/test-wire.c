@@ -46,7 +46,7 @@ static void send_raw(int sock, uint32_t n_bytes, int fd, uint32_t n_fds)
 	assert_int_equal(sendmsg(sock, &msg, MSG_NOSIGNAL), n_bytes);
 }
 
-static void expect_refused(int sock)
+static void expect_refusal(int sock, const char *text)
 {
 	struct fdlist fds = FDLIST_NULL;
 	struct err e = ERR_NULL;
@@ -56,6 +56,12 @@ static void expect_refused(int sock)
 	assert_int_equal(n, 12345);
 	assert_int_equal(fds.n, 0);
 	assert_string_not_equal(e.text, "");
+	assert_non_null(strstr(e.text, text));
+}
+
+static void expect_refused(int sock)
+{
+	expect_refusal(sock, "packet: ");
 }
 
 static void carries_bytes_and_descriptors(void **state)
@@ -155,8 +161,11 @@ static void leaks_nothing_at_the_descriptor_limit(void **state)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
 	low = old;
 	low.rlim_cur = (rlim_t)top + 3;
+	char text[80];
+	snprintf(text, sizeof(text), "may have %llu open (RLIMIT_NOFILE",
+		(unsigned long long)low.rlim_cur);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-	expect_refused(pair[1]);
+	expect_refusal(pair[1], text);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
 	close(top);
 	close_pair(pair);

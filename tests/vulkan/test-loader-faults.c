@@ -32,6 +32,7 @@ int __wrap_ftruncate64(int fd, off_t n_bytes);
 enum { HOLD_MS = 10000 };
 
 static atomic_int fail_export;       /* the exportable one that fails, from 1; 0: none */
+static atomic_int fail_from;         /* the first of all that fail, as above */
 static atomic_bool fails_ring;       /* those that are not exportable fail */
 static atomic_int hold_export;       /* the exportable one that waits for a submission, as above */
 static atomic_bool fails_after_hold; /* and what becomes of it then */
@@ -69,6 +70,10 @@ VkResult __wrap_vkAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *in
 
 	if (!is_exportable(info))
 		r = fails_ring ? VK_ERROR_OUT_OF_DEVICE_MEMORY : VK_SUCCESS;
+	else if (fail_from == 1)
+		r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+	else if (fail_from > 1)
+		atomic_fetch_sub(&fail_from, 1);
 	else if (fail_export > 0 && atomic_fetch_sub(&fail_export, 1) == 1)
 		r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
 	else if (hold_export > 0 && atomic_fetch_sub(&hold_export, 1) == 1)
@@ -189,6 +194,29 @@ static void test_no_host_memory(void **state)
 		on_loader_wait_nothing_staged();
 		struct export *e = on_loader_load_ready(l, 2);
 		on_loader_check_contents(e);
+		loader_release(l, e);
+		loader_free(l);
+	}
+	on_loader_policy = (struct policy){0};
+}
+
+/* Memory of the host's that the device exports ends: the rest is read, not refused. */
+static void test_no_exported_host_memory(void **state)
+{
+	static struct vk_probe probe;
+
+	(void)state;
+	probe.kinds[VK_PROBE_FD_HOST].is_ok = true;
+	on_loader_place("*=staged");
+	for (int n = 1; n <= 3; n++) {
+		struct loader *l = on_loader_start(1 << 20, false);
+
+		loader_set_probe(l, &probe);
+		fail_from = n;
+		struct export *e = on_loader_load_ready(l, 1);
+		fail_from = 0;
+		assert_true(e->n_placed_bytes[MANIFEST_PLACEMENT_PAGED] > 0);
+		assert_true(e->n_unmet_bytes > 0);
 		loader_release(l, e);
 		loader_free(l);
 	}
@@ -319,6 +347,7 @@ int main(void)
 		CASE(test_fill_beside_allocation),
 		CASE(test_no_host_memory),
 		CASE(test_refused),
+		CASE(test_no_exported_host_memory),
 		CASE(test_file_changes),
 		CASE(test_device_lost),
 		CASE(test_no_room),
