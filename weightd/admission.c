@@ -170,6 +170,31 @@ static void admission_answer(void *userdata, const struct account_request *q, in
 
 /* ---- */
 
+/* What was there before this weightd is to a driver what strangers take, but the account has it. */
+static uint64_t admission_count_inherited(const struct service *s, uint32_t slot)
+{
+	uint64_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
+		const struct service_generation *data = registry_at(s->registry, i)->data;
+		const struct export *e = data->residencies[slot].export;
+		n_bytes += e && e->is_inherited ? export_count_device_bytes(e) : 0;
+	}
+	return n_bytes;
+}
+
+static uint64_t admission_cap_budget(const struct service *s, uint32_t slot, uint64_t n_bytes)
+{
+	const struct vk_device_info *info = loader_get_info(s->params->loaders[slot]);
+	uint64_t n_most = info->heaps[load_find_largest_heap(info)].n_bytes;
+	uint64_t n_reserved = s->params->policy->reserve_bytes;
+
+	n_most = n_most > n_reserved ? n_most - n_reserved : 0;
+	if (s->params->policy->device_budget && s->params->policy->device_budget < n_most)
+		n_most = s->params->policy->device_budget;
+	return n_bytes < n_most ? n_bytes : n_most;
+}
+
 static uint64_t admission_measure_budget(const struct service *s, uint32_t slot)
 {
 	struct loader *l = s->params->loaders[slot];
@@ -182,9 +207,17 @@ static uint64_t admission_measure_budget(const struct service *s, uint32_t slot)
 	loader_get_heaps(l, heaps, weights_bytes);
 	n_bytes = info->has_memory_budget ? heaps[heap].budget_bytes : heaps[heap].n_bytes;
 	n_bytes = n_bytes > n_reserved ? n_bytes - n_reserved : 0;
-	if (s->params->policy->device_budget && s->params->policy->device_budget < n_bytes)
-		n_bytes = s->params->policy->device_budget;
-	return n_bytes;
+	return admission_cap_budget(s, slot, n_bytes + admission_count_inherited(s, slot));
+}
+
+/* Memory from before this weightd comes to be known: the budget was measured without it. */
+static void admission_raise_budget(struct service *s, uint32_t slot, uint64_t n_bytes)
+{
+	struct account_figures f;
+
+	account_get_figures(s->rooms[slot].account, &f);
+	account_set_budget(s->rooms[slot].account,
+		admission_cap_budget(s, slot, f.n_budget_bytes + n_bytes), service_now_ns());
 }
 
 int admission_init(struct service *s)
@@ -267,22 +300,21 @@ int admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is
 	struct account *a = admission_find(s, admission_find_device(s, params->device_uuid));
 	struct account_request q = {
 		.kind = ACCOUNT_GRANT, .id = p->id, .n_bytes = params->n_bytes, .pid = p->pid};
-	struct account_figures f;
 
 	for (uint32_t i = 0; i < s->params->n_loaders && holder; i++)
 		account_resume(s->rooms[i].account, holder, p->id);
 	p->reserved_bytes = admission_count_grants(s, p);
 	if (!a || !is_known || account_get_grant(a, p->id) > 0 || params->n_bytes == 0)
 		return 0;
-	account_get_figures(a, &f);
 	/* More than there is nobody has ever been granted. */
-	if (q.n_bytes > f.n_budget_bytes)
-		q.n_bytes = f.n_budget_bytes;
+	q.n_bytes =
+		admission_cap_budget(s, admission_find_device(s, params->device_uuid), q.n_bytes);
 	int rc = admission_check_quota(s, p, a, q.n_bytes, ret_err);
 	if (rc < 0)
 		return rc;
 	snprintf(q.model, sizeof(q.model), "%s", params->model);
 	account_restore(a, &q);
+	admission_raise_budget(s, admission_find_device(s, params->device_uuid), q.n_bytes);
 	p->reserved_bytes = admission_count_grants(s, p);
 	return 0;
 }
@@ -297,6 +329,7 @@ void admission_adopt(struct service *s, uint64_t generation, uint32_t slot, cons
 		return;
 	snprintf(q.model, sizeof(q.model), "%s", model);
 	account_restore(admission_find(s, slot), &q);
+	admission_raise_budget(s, slot, q.n_bytes);
 }
 
 int admission_reserve(struct service *s, struct peer *p, const struct admission_params *params,

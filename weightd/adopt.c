@@ -353,6 +353,7 @@ int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *
 	memcpy(e->format, r->format, sizeof(e->format));
 	memcpy(e->n_placed_bytes, r->n_placed_bytes, sizeof(e->n_placed_bytes));
 	e->n_parameters = r->n_parameters;
+	e->is_inherited = true;
 	e->n_tensors = r->n_tensors;
 	e->n_unmet_bytes = r->n_unmet_bytes;
 	e->manifest_bytes = r->manifest.n_bytes;

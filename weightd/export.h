@@ -67,7 +67,8 @@ struct export
 	bool is_charged;       /* source_charge was done for it */
 	struct check *check;   /* owned; weightd/check.h says who reads what of it */
 	uint64_t generation;
-	bool is_foreign; /* for devices that are not weightd's */
+	bool is_foreign;   /* for devices that are not weightd's */
+	bool is_inherited; /* of an earlier weightd: drivers do not count it as this process's */
 	/* The loader thread's. */
 	struct check_pass scrub_pass;
 	uint64_t scrub_round; /* the last one that looked at all of it */

@@ -53,7 +53,7 @@ struct load_params {
 	uint64_t alloc_bytes;     /* the most an allocation may have; 0: the device's limit */
 	uint64_t window_bytes;    /* the most an import of host pages may have; 0: as above */
 	uint64_t may_free_bytes;  /* of it, that others would give back: see LOAD_SHORT */
-	uint64_t room_bytes;      /* of the device, at most; 0: none */
+	uint64_t room_bytes;      /* of the device, at most; UINT64_MAX: as its driver says */
 	uint64_t heap_used_bytes; /* by weights, of the heap that load_find_heap names */
 	bool *may_import;         /* heating by imports; false once the driver has refused one */
 	bool use_pread;

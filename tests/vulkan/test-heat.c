@@ -112,6 +112,7 @@ static struct loader_result run(
 		.generation = 1,
 		.source = source,
 		.is_foreign = goal == LOAD_COOL,
+		.room_bytes = UINT64_MAX,
 		.may_free_bytes = may_free_bytes};
 	struct loader_result r;
 	struct err e = ERR_NULL;
