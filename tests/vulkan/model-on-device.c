@@ -108,16 +108,19 @@ static void attach(
 	assert_non_null(m->weights->allocs);
 	m->weights->manifest = describe(g, offsets, m->n_bytes, n_allocs);
 	m->weights->n_allocs = n_allocs;
+	m->weights->manifest_fd = -1;
 	m->weights->allocs[0] = (struct weights_alloc){
 		.placement = MANIFEST_PLACEMENT_DEVICE,
 		.memory = upload(d, m->image, m->n_bytes),
 		.fd = -1,
+		.kept_fd = -1,
 	};
 	if (n_allocs > 1)
 		m->weights->allocs[1] = (struct weights_alloc){
 			.placement = MANIFEST_PLACEMENT_STAGED,
 			.memory = copy_to_host_memory(d, m->image, m->n_bytes),
 			.fd = -1,
+			.kept_fd = -1,
 		};
 	m->weights->n_bytes = m->n_bytes;
 	free(offsets);
