@@ -350,7 +350,7 @@ static void test_command_line(void **state)
 	expect_exit((const char *const[]){"--place", "*=nowhere", NULL}, 2, "nowhere");
 	expect_exit((const char *const[]){"--place", "=staged", NULL}, 2, "PATTERN=PLACEMENT");
 	expect_exit((const char *const[]){"--vram-budget", "many", NULL}, 2, "--vram-budget");
-	expect_exit((const char *const[]){"--reserve", "0", NULL}, 2, "--reserve");
+	expect_exit((const char *const[]){"--reserve", "-1", NULL}, 2, "--reserve");
 	expect_exit((const char *const[]){"--experts", "both", NULL}, 2, "both");
 	expect_exit((const char *const[]){"--log-level", "loud", NULL}, 2, "loud");
 	expect_exit((const char *const[]){"--model", "a=/nonexistent/file", NULL}, 1,
