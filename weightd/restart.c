@@ -15,6 +15,7 @@
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/process.h"
+#include "weightd/quota.h"
 #include "weightd/registry.h"
 #include "weightd/restart-internal.h"
 #include "weightd/resume.h"
@@ -99,12 +100,30 @@ static bool restart_is_of(const struct state_holder *h, const struct peer *p)
 	       h->socket == peer_get_socket(p->id);
 }
 
+static bool restart_is_waiting(const struct restart *r, const struct peer *p, uint64_t generation)
+{
+	const struct restart_wait *w;
+
+	TAILQ_FOREACH(w, &r->waits, entry)
+	if (w->generation == generation && w->pid == p->pid && w->start_ticks == p->start_ticks &&
+		w->uid == p->uid && peer_get_socket(w->peer) == peer_get_socket(p->id))
+		return true;
+	return false;
+}
+
 bool restart_is_holder(const struct restart *r, const struct peer *p, uint64_t generation)
 {
 	for (uint32_t i = 0; r && i < r->n_absent; i++)
 		if (restart_is_of(&r->absent[i], p) && restart_has(&r->absent[i], generation))
 			return true;
-	return false;
+	return r && restart_is_waiting(r, p, generation);
+}
+
+bool restart_is_of_model(const struct restart *r, uint64_t generation, const char *model)
+{
+	const struct restart_generation *g = restart_find_generation(r, generation);
+
+	return g && !strcmp(g->adopt->record.model, model);
 }
 
 void restart_on_return(struct restart *r, const struct peer *p, uint64_t generation)
@@ -130,6 +149,9 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 		next = TAILQ_NEXT(w, entry);
 		if (w->generation != id)
 			continue;
+		if (rc == 0)
+			rc = quota_check_lease(r->service->registry, r->service->params->peers, p,
+				id, acquire_get_bytes, &err);
 		if (rc == 0)
 			rc = registry_resume(
 				r->service->registry, id, p->id, 0, service_now_ns(), &err);
@@ -528,7 +550,12 @@ int restart_await(struct restart *r, struct peer *p, uint64_t request, uint64_t 
 
 	if (!w)
 		return -ENOMEM;
-	*w = (struct restart_wait){.peer = p->id, .request = request, .generation = generation};
+	*w = (struct restart_wait){.peer = p->id,
+		.pid = p->pid,
+		.start_ticks = p->start_ticks,
+		.uid = p->uid,
+		.request = request,
+		.generation = generation};
 	TAILQ_INSERT_TAIL(&r->waits, w, entry);
 	p->n_pending++;
 	restart_on_return(r, p, generation);

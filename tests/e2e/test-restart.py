@@ -3,6 +3,7 @@
 """weightd dies and comes back: nothing is read again, nobody who computes notices."""
 import os
 import pty
+import resource
 import shutil
 import signal
 import socket
@@ -625,6 +626,69 @@ def test_sighup(site):
         way.close()
 
 
+def test_sighup_many_times(site):
+    """One that comes while the program is executed is not the end."""
+    way = Way(site, "keeper")
+    way.start()
+    before = generation(site)
+    for _ in range(400):
+        way.daemon.signal(signal.SIGHUP)
+        time.sleep(0.001)
+        check(way.daemon.is_alive(), f"weightd ended: {way.daemon.log()}")
+    time.sleep(0.5)
+    wait_until(lambda: way.daemon.log().rfind(": ready") >
+               way.daemon.log().rfind("is executed anew") > 0, "the last one is ready", 60)
+    check_equal(generation(site)["id"], before["id"], "generation")
+    check_equal(generation(site)["origin"], "adopted", "origin")
+    way.close()
+
+
+def test_sighup_without_descriptors(site):
+    """Where memory cannot be handed over, weightd goes on with it and says so."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo")
+    before = generation(site)
+    usual = resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE, (way.daemon.n_fds(), usual[1]))
+    way.daemon.signal(signal.SIGHUP)
+    line = "descriptors cannot be handed over"
+    wait_until(lambda: line in way.daemon.log() or not way.daemon.is_alive(), "its word")
+    resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE, usual)
+    check_equal(way.daemon.log().count(line), 1, f"lines about it: {way.daemon.log()}")
+    after = generation(site)
+    for key in ("id", "origin", "n_leases", "allocations"):
+        check_equal(after[key], before[key], key)
+    check(site.ctl("ask", QUESTION, worker=worker).out, "an answer")
+    way.daemon.signal(signal.SIGHUP)
+    wait_until(lambda: way.daemon.log().count(": ready") == 2, "ready again", 60)
+    check_equal(generation(site)["origin"], "adopted", "origin")
+    wait_leases(site, [worker.pid])
+    way.close()
+
+
+def test_failed_start(site):
+    """A file that is broken costs what was loaded before nothing."""
+    broken = os.path.join(site.dir, "broken.gguf")
+    with open(broken, "wb") as f:
+        f.write(b"GGUF")
+    way = Way(site, "keeper")
+    way.start()
+    before = generation(site)
+    usual = way.argv
+    way.kill()
+    for arguments in ([*usual, "--model", f"other={broken}"],
+                      [*usual[:-2], "--model", f"demo={broken}"]):
+        way.argv = arguments
+        way.start(wait=False)
+        check_equal(way.daemon.process.wait(60), 1, f"status: {way.daemon.log()}")
+        check_equal(len(site.keepers()), 1, "keepers")
+    way.argv = usual
+    way.start()
+    check_adopted(site, way, before)
+    way.close()
+
+
 def test_liar(site):
     """Descriptors of a process that had nothing, and false ones, are not taken."""
     way = Way(site, "workers", model=None)
@@ -636,7 +700,7 @@ def test_liar(site):
     way.kill()
     way.start()
     answers = resume_with_lies(site, before)
-    check(all("not known to have it" in a for a in answers), f"{answers}")
+    check(all("is not to be had back" in a for a in answers), f"{answers}")
     worker.signal(signal.SIGCONT)
     wait_leases(site, [worker.pid])
     check_adopted(site, way, before)
