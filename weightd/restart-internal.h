@@ -15,6 +15,7 @@ struct restart_generation {
 	struct adopt *adopt;
 	struct service_generation *data; /* made when it is imported */
 	uint32_t n_importing;            /* results that will come */
+	bool is_due;                     /* nothing is missing but a loader's time */
 	bool has_claim;                  /* of the command line: */
 	int claim_fd;
 	char *claim_path;

@@ -333,6 +333,18 @@ static int restart_import_one(
 	return 0;
 }
 
+/* Of a generation no loader gets more than two jobs, and half of all stay free for loads: those of
+ * the command line among them, which end weightd when they are refused. */
+static bool restart_has_room(const struct restart *r)
+{
+	const struct service_params *params = r->service->params;
+
+	for (uint32_t i = 0; i < params->n_loaders; i++)
+		if (loader_count_jobs(params->loaders[i]) >= LOADER_MAX_JOBS / 2)
+			return false;
+	return true;
+}
+
 /* All that is whole; what is not is loaded again when somebody asks for it. */
 static void restart_import(struct restart *r, struct restart_generation *g)
 {
@@ -435,7 +447,9 @@ static bool restart_step(struct restart *r)
 		if (g->n_importing > 0)
 			continue;
 		if (restart_is_whole(r, g, is_missed)) {
-			restart_import(r, g);
+			g->is_due = !restart_has_room(r);
+			if (!g->is_due) /* else on the next tick */
+				restart_import(r, g);
 		} else if (!is_missed) {
 			struct err err = ERR_NULL;
 			err_set(&err, ENODATA, "not all of its descriptors came back");
@@ -515,7 +529,7 @@ enum restart_where restart_find(const struct restart *r, uint64_t generation)
 
 	if (!g)
 		return RESTART_NOWHERE;
-	return g->n_importing > 0 ? RESTART_COMING : RESTART_LACKING;
+	return g->n_importing > 0 || g->is_due ? RESTART_COMING : RESTART_LACKING;
 }
 
 bool restart_find_slot(const struct restart *r, uint64_t generation, const uint8_t *device_uuid,

@@ -689,6 +689,51 @@ def test_failed_start(site):
     way.close()
 
 
+def test_many_generations(site):
+    """More than a loader takes jobs at a time."""
+    n = 80
+    path = os.path.join(site.dir, "small.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "64K", "--embd", "64"],
+                   check=True, timeout=120, stdout=subprocess.DEVNULL)
+    way = Way(site, "keeper", model=None)
+    way.start()
+    for i in range(n):
+        site.ctl("load", f"m{i}={path}")
+    before = {m["name"]: m["generations"][0]["id"] for m in site.status()["models"]}
+    check_equal(len(before), n, "models")
+    way.kill()
+    way.start()
+    wait_until(lambda: len(site.status()["models"]) == n or "did not survive" in way.daemon.log(),
+               "models")
+    after = {m["name"]: (m["generations"][0]["id"], m["generations"][0]["origin"])
+             for m in site.status()["models"]}
+    check_equal(after, {name: (i, "adopted") for name, i in before.items()}, "generations")
+    way.close()
+
+
+def test_verify_remembers(site):
+    """Sums of a file that a load does not read are made by the first verify, and outlive weightd."""
+    path = os.path.join(site.dir, "m.gguf")
+    shutil.copy(harness.MODEL, path)
+    way = Way(site, "keeper", ["--place", "*=paged", "--scrub", "0"], model=path)
+    way.start()
+    before = generation(site)
+    check_equal(site.ctl("--json", "verify", "demo").json()["n_tensors"], 0, "what differs")
+    way.kill()
+    times = os.stat(path)
+    with open(path, "r+b") as f:
+        f.seek(times.st_size // 2)
+        byte = f.read(1)
+        f.seek(times.st_size // 2)
+        f.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    way.start()
+    check_adopted(site, way, before)
+    found = site.ctl("--json", "verify", "demo", status=None)
+    check_equal(found.json()["n_tensors"], 1, f"what differs: {found}")
+    way.close()
+
+
 def test_liar(site):
     """Descriptors of a process that had nothing, and false ones, are not taken."""
     way = Way(site, "workers", model=None)
