@@ -550,6 +550,25 @@ def test_keeper_dies_too(site):
     way.close()
 
 
+def test_keeper_stands_still(site):
+    """One that does not answer is given up, and does not stay in the way of the next."""
+    way = Way(site, "keeper")
+    way.start()
+    first = site.keepers()
+    way.kill()
+    os.kill(first[0], signal.SIGSTOP)
+    way.start()
+    before = generation(site)
+    check_equal(before["origin"], "loaded", "origin")
+    os.kill(first[0], signal.SIGCONT)
+    wait_until(lambda: site.keepers() not in ([], first), "another keeper")
+    wait_until(lambda: len(site.keepers()) == 1, "the end of the first")
+    way.kill()
+    way.start()
+    check_adopted(site, way, before)
+    way.close()
+
+
 def test_keeper_ends_by_itself(site):
     way = Way(site, "keeper", ["--keep", "1"])
     way.start()
