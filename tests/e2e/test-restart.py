@@ -771,6 +771,42 @@ def test_liar(site):
     way.close()
 
 
+def test_hidden(site):
+    """Resume does not tell who never had a generation whether there is one, nor gives it."""
+    path = os.path.join(site.dir, "tenant")
+    way = Way(site, "workers", ["--listen", f"{path},models=other"], model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    answers = [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    # On its way back now: its worker is waited for.
+    answers += [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    answers.append(resume_bare(site.weightd_socket, "demo", before["id"]))
+    check_equal({a.replace(str(before["id"] + 7), "N").replace(str(before["id"]), "N")
+                 for a in answers}, {"generation N is not to be had back"}, "answers")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_adopted(site, way, before)
+    way.close()
+
+
+def resume_bare(path, model, generation_id):
+    """The refusal of a Resume without descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(path)
+        s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
+        device = fields(fields(fields(s.recv(65536))[4])[3])
+        s.send(field(1, 2) + field(15, field(1, model) + field(2, generation_id) +
+                                   field(3, device[1]) + field(4, device[2])))
+        answer = fields(s.recv(65536))
+        check(3 in answer, f"expected a refusal, found {answer}")
+        return fields(answer[3])[2].decode()
+
+
 def resume_with_lies(site, before):
     answers = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
