@@ -134,6 +134,11 @@ struct check *check_free(struct check *c)
 	return NULL;
 }
 
+const uint8_t *check_get_description(const struct check *c)
+{
+	return c->description;
+}
+
 const struct sums *check_get_sums(const struct check *c)
 {
 	return c->sums;

@@ -83,6 +83,9 @@ struct check *check_free(struct check *c);
 /* Borrowed. Loader thread, or any while no loader works on the export. */
 const struct sums *check_get_sums(const struct check *c);
 
+/* As it was given, IDENTITY_BYTES; constant, any thread. */
+const uint8_t *check_get_description(const struct check *c);
+
 /* Bytes of all tensors; constant, any thread. */
 uint64_t check_get_bytes(const struct check *c);
 

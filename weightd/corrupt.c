@@ -112,6 +112,7 @@ void corrupt_found(
 				.generation = generation,
 				.total_bytes = report->n_bytes,
 				.text = text.text,
+				.discreet_text = why.text,
 				.since_ns = corrupt_get_since_ns(g->data, slot)});
 	/* Before it is lost: who asks for the model in between waits for what comes. */
 	if (!corrupt_reload(s, g, report, &err))

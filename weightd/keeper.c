@@ -15,6 +15,7 @@
 #include "proto/fdlist.h"
 #include "proto/unix-path.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "proto/wire.h"
 
 enum {
@@ -198,6 +199,20 @@ int keeper_take(int sock, keeper_fn fn, void *userdata, struct err *ret_err)
 		fn(p.name, fdlist_take(&fds, 0), userdata);
 	}
 	return err_set(ret_err, -rc, "keeper: %s", strerror(-rc));
+}
+
+void keeper_dismiss(const char *path)
+{
+	_cleanup_(cleanup_close)
+	int sock = -1;
+
+	/* On a connection of its own: one that ends under an answer is not read any further. */
+	int rc = keeper_connect(path, NULL, &sock);
+
+	if (rc == 0)
+		rc = keeper_send(sock, KEEPER_END, "", -1);
+	if (rc < 0)
+		log_debug("%s: the keeper is not told to end: %s", path, strerror(-rc));
 }
 
 /* SO_PEERCRED names who made the listening socket, so the keeper says its own pid. */

@@ -58,6 +58,12 @@ int must_check keeper_drop(int sock, const char *name);
 typedef void (*keeper_fn)(const char *name, int fd, void *userdata);
 int must_check keeper_take(int sock, keeper_fn fn, void *userdata, struct err *ret_err);
 
+/*
+ * Tells one that does not answer to end when it goes on, without waiting: it would keep its path
+ * from others, and every look at that path would keep it alive.
+ */
+void keeper_dismiss(const char *path);
+
 /* Ends it and waits until the process is gone, two seconds at most. The connection stays open. */
 void keeper_end(int sock);
 

@@ -40,9 +40,8 @@ static int load_sums_run(const struct load_sums_params *p, struct err *ret_err)
 	return 0;
 }
 
-/* For the next weightd. */
-static int load_sums_pack(
-	struct export *e, const uint8_t description[IDENTITY_BYTES], struct err *ret_err)
+int load_sums_pack(
+	const struct export *e, struct err *ret_err, uint8_t **ret_bytes, uint32_t *ret_n_bytes)
 {
 	_cleanup_(cleanup_free)
 	uint8_t *packed = NULL;
@@ -54,10 +53,10 @@ static int load_sums_pack(
 
 	if (!bytes)
 		return err_set(ret_err, ENOMEM, "%s", "checksums: out of memory");
-	memcpy(bytes, description, IDENTITY_BYTES);
+	memcpy(bytes, check_get_description(e->check), IDENTITY_BYTES);
 	memcpy(bytes + IDENTITY_BYTES, packed, n_bytes);
-	e->sums = bytes;
-	e->n_sums_bytes = (uint32_t)(IDENTITY_BYTES + n_bytes);
+	*ret_bytes = bytes;
+	*ret_n_bytes = (uint32_t)(IDENTITY_BYTES + n_bytes);
 	return 0;
 }
 
@@ -79,7 +78,7 @@ int load_sums_take(
 		return rc;
 	}
 	rc = load_sums_run(params, ret_err);
-	return rc ? rc : load_sums_pack(e, description, ret_err);
+	return rc ? rc : load_sums_pack(e, ret_err, &e->sums, &e->n_sums_bytes);
 }
 
 int load_sums_compare(const struct load_sums_params *params, struct err *ret_err)

@@ -11,6 +11,8 @@
  *
  * Loader thread.
  */
+#include <stdint.h>
+
 #include "proto/util/cleanup.h"
 
 struct checksum;
@@ -36,6 +38,13 @@ enum { LOAD_SUMS_DEVICE_LOST = 1 };
 /* -EBADMSG: an earlier load of the generation had other bytes. -ENOMEM; errors of check_run. */
 int must_check load_sums_take(
 	const struct load_sums_params *params, const struct gguf *gguf, struct err *ret_err);
+
+/*
+ * What export.sums is to be, by all sums that there are by now: the export's own bytes are the loop
+ * thread's once it has the export. *ret_bytes is the caller's. -ENOMEM.
+ */
+int must_check load_sums_pack(
+	const struct export *e, struct err *ret_err, uint8_t **ret_bytes, uint32_t *ret_n_bytes);
 
 /* As the export's own bytes say. -EBADMSG: memory has changed since; -ENODATA: it has none;
  * -EINVAL: they are not of this model. -ENOMEM; errors of check_run. */

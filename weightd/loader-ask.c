@@ -23,6 +23,14 @@ static int loader_add_job(struct loader *l, struct loader_job *job, struct err *
 	return err_set(ret_err, EBUSY, "load: %d jobs are waiting, the most", LOADER_MAX_JOBS);
 }
 
+uint32_t loader_count_jobs(struct loader *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	uint32_t n = l->n_jobs;
+	pthread_mutex_unlock(&l->mutex);
+	return n;
+}
+
 int loader_check(struct loader *l, struct export *e, uint64_t tag, struct err *ret_err)
 {
 	struct loader_job *job = loader_make_check(e, tag);

@@ -298,6 +298,7 @@ struct loader_job *loader_make_check(const struct export *e, uint64_t tag)
 	}
 	job->result.kind = LOADER_CHECKED;
 	job->result.tag = tag;
+	job->result.checked = e;
 	job->result.generation = e->generation;
 	job->result.is_foreign = e->is_foreign;
 	return job;
@@ -308,6 +309,7 @@ struct loader_job *loader_free_job(struct loader_job *job)
 	source_unref(job->source);
 	free(job->windows);
 	free(job->result.report);
+	free(job->result.sums);
 	free(job);
 	return NULL;
 }
@@ -323,6 +325,17 @@ static void loader_end_check(struct loader *l, struct loader_job *job, int rc)
 	r->code = err_set(&r->err, EIO, "%s", "the device was lost while it was checked");
 	r->is_device_lost = true;
 	loader_lose_device(l);
+}
+
+/* A whole pass has found sums that a load does not take: those of tensors in the model file. */
+static void loader_run_check(struct loader *l, struct loader_job *job)
+{
+	struct loader_result *r = &job->result;
+	int rc = checker_run(&l->checker, l->device, job->export, &r->err, r->report);
+
+	if (rc == 0 && r->report->n_tensors == 0)
+		rc = load_sums_pack(job->export, &r->err, &r->sums, &r->n_sums_bytes);
+	loader_end_check(l, job, rc);
 }
 
 /* A step of the scrub, if one is due. As loader_step. */
@@ -409,9 +422,7 @@ static bool loader_step(struct loader *l)
 		if (job->windows)
 			loader_run_copy(l, job);
 		else if (job->export)
-			loader_end_check(l, job,
-				checker_run(&l->checker, l->device, job->export, &job->result.err,
-					job->result.report));
+			loader_run_check(l, job);
 		else
 			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);

@@ -66,6 +66,9 @@ int loader_get_fd(const struct loader *l);
 void loader_set_probe(struct loader *l, const struct vk_probe *probe);
 const struct vk_probe *loader_get_probe(const struct loader *l);
 
+/* That wait: below LOADER_MAX_JOBS another is taken. */
+uint32_t loader_count_jobs(struct loader *l);
+
 /*
  * For the loader's device, or with is_foreign for those of nobody here. source is referenced.
  * -EBUSY with a sentence when LOADER_MAX_JOBS wait; -ENOMEM.
@@ -153,6 +156,11 @@ struct loader_result {
 	uint64_t tag;
 	bool is_device_lost;
 	struct check_report *report; /* the caller's, who frees it */
+	/* What was checked, to be compared alone: by now it may be freed. And what its export.sums
+	 * is to be, the caller's; NULL: as it is. */
+	const struct export *checked;
+	uint8_t *sums;
+	uint32_t n_sums_bytes;
 };
 
 /* False when there is none. */

@@ -237,6 +237,8 @@ uint64_t record_fingerprint(const struct service *s)
 		for (uint32_t k = 0; k <= service_get_foreign_slot(s); k++) {
 			const struct export *e = data->residencies[k].export;
 			hash = record_mix(record_mix(hash, (uintptr_t)e), e ? e->n_sums_bytes : 0);
+			/* Bytes that take the place of others do while those are not freed. */
+			hash = record_mix(hash, e ? (uintptr_t)e->sums : 0);
 		}
 	}
 	for (uint32_t i = 0; i < registry_count_leases(registry); i++) {

@@ -15,6 +15,7 @@ struct restart_generation {
 	struct adopt *adopt;
 	struct service_generation *data; /* made when it is imported */
 	uint32_t n_importing;            /* results that will come */
+	bool is_due;                     /* nothing is missing but a loader's time */
 	bool has_claim;                  /* of the command line: */
 	int claim_fd;
 	char *claim_path;
@@ -26,6 +27,9 @@ TAILQ_HEAD(restart_generations, restart_generation);
 /* A Resume whose answer waits. */
 struct restart_wait {
 	uint64_t peer;
+	int32_t pid; /* the peer's: it has its lease to come by another connection too */
+	uint64_t start_ticks;
+	uint32_t uid;
 	uint64_t request;
 	uint64_t generation;
 	TAILQ_ENTRY(restart_wait) entry;
@@ -45,6 +49,7 @@ struct restart {
 	struct event *tick;
 	uint64_t deadline_ns; /* for those that are waited for */
 	bool has_begun;
+	bool has_found; /* generations on record, at the start */
 	char boot_id[64];
 	uint64_t last_id;
 	bool has_secret;

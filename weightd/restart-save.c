@@ -5,7 +5,9 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "proto/util/err.h"
 #include "proto/util/log.h"
@@ -47,6 +49,7 @@ static int save_set_coming(struct restart *r, struct state *state)
 			return rc;
 		}
 		TAILQ_INSERT_TAIL(&r->coming, g, entry);
+		r->has_found = true;
 	}
 	r->last_id = state->last_id;
 	r->n_absent = state->n_holders;
@@ -119,6 +122,15 @@ int restart_new(const char *socket, unsigned n_keep_seconds, struct restart **re
 	return 0;
 }
 
+static void save_drop_held(struct restart *r)
+{
+	for (uint32_t i = 0; i < r->n_held; i++)
+		cleanup_close(&r->held[i].fd);
+	free(r->held);
+	r->held = NULL;
+	r->n_held = 0;
+}
+
 struct restart *restart_free(struct restart *r)
 {
 	struct restart_generation *g;
@@ -142,9 +154,7 @@ struct restart *restart_free(struct restart *r)
 	while (r->n_absent > 0)
 		restart_drop_absent(r, r->n_absent - 1);
 	free(r->absent);
-	for (uint32_t i = 0; i < r->n_held; i++)
-		cleanup_close(&r->held[i].fd);
-	free(r->held);
+	save_drop_held(r);
 	if (r->tick)
 		event_free(r->tick);
 	stash_free(r->stash);
@@ -312,6 +322,11 @@ void restart_check(struct restart *r)
 		save_stash(r);
 }
 
+bool restart_has_found(const struct restart *r)
+{
+	return r->has_found;
+}
+
 void restart_forget(struct restart *r)
 {
 	if (!r)
@@ -352,15 +367,47 @@ static void save_hold(const struct stash_name *name, int fd, void *userdata)
 		r->held[r->n_held++] = (struct restart_held){.name = *name, .fd = copy};
 }
 
+/* Handing over moves each of them once more, above where they will be. What else is open by then
+ * is not known, so some of the limit is left to it. */
+static int save_check_held(const struct restart *r)
+{
+	enum { SAVE_SPARE_FDS = 32 };
+	struct rlimit limit;
+
+	if (r->n_held > NOTIFY_FDS_MAX)
+		return -E2BIG;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+		limit.rlim_cur < 2 * (rlim_t)r->n_held + SAVE_SPARE_FDS)
+		return -EMFILE;
+	return 0;
+}
+
 int restart_hold(struct restart *r)
 {
 	struct save_holding h = {.restart = r};
 
 	restart_save(r);
 	save_visit(r, save_hold, &h);
+	if (h.code == 0)
+		h.code = save_check_held(r);
+	if (h.code < 0) {
+		save_drop_held(r);
+		return h.code;
+	}
 	event_free(r->tick); /* before its base goes */
 	r->tick = NULL;
-	return h.code;
+	return 0;
+}
+
+void restart_block_signals(bool is_blocked)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGTERM);
+	pthread_sigmask(is_blocked ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
 int restart_execute(struct restart *r, const char *path, char *const argv[])

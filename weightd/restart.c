@@ -15,6 +15,7 @@
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/process.h"
+#include "weightd/quota.h"
 #include "weightd/registry.h"
 #include "weightd/restart-internal.h"
 #include "weightd/resume.h"
@@ -99,12 +100,30 @@ static bool restart_is_of(const struct state_holder *h, const struct peer *p)
 	       h->socket == peer_get_socket(p->id);
 }
 
+static bool restart_is_waiting(const struct restart *r, const struct peer *p, uint64_t generation)
+{
+	const struct restart_wait *w;
+
+	TAILQ_FOREACH(w, &r->waits, entry)
+	if (w->generation == generation && w->pid == p->pid && w->start_ticks == p->start_ticks &&
+		w->uid == p->uid && peer_get_socket(w->peer) == peer_get_socket(p->id))
+		return true;
+	return false;
+}
+
 bool restart_is_holder(const struct restart *r, const struct peer *p, uint64_t generation)
 {
 	for (uint32_t i = 0; r && i < r->n_absent; i++)
 		if (restart_is_of(&r->absent[i], p) && restart_has(&r->absent[i], generation))
 			return true;
-	return false;
+	return r && restart_is_waiting(r, p, generation);
+}
+
+bool restart_is_of_model(const struct restart *r, uint64_t generation, const char *model)
+{
+	const struct restart_generation *g = restart_find_generation(r, generation);
+
+	return g && !strcmp(g->adopt->record.model, model);
 }
 
 void restart_on_return(struct restart *r, const struct peer *p, uint64_t generation)
@@ -130,6 +149,9 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 		next = TAILQ_NEXT(w, entry);
 		if (w->generation != id)
 			continue;
+		if (rc == 0)
+			rc = quota_check_lease(r->service->registry, r->service->params->peers,
+				r->service->params->holders, p, id, acquire_get_bytes, &err);
 		if (rc == 0)
 			rc = registry_resume(
 				r->service->registry, id, p->id, 0, service_now_ns(), &err);
@@ -311,6 +333,18 @@ static int restart_import_one(
 	return 0;
 }
 
+/* Of a generation no loader gets more than two jobs, and half of all stay free for loads: those of
+ * the command line among them, which end weightd when they are refused. */
+static bool restart_has_room(const struct restart *r)
+{
+	const struct service_params *params = r->service->params;
+
+	for (uint32_t i = 0; i < params->n_loaders; i++)
+		if (loader_count_jobs(params->loaders[i]) >= LOADER_MAX_JOBS / 2)
+			return false;
+	return true;
+}
+
 /* All that is whole; what is not is loaded again when somebody asks for it. */
 static void restart_import(struct restart *r, struct restart_generation *g)
 {
@@ -413,7 +447,9 @@ static bool restart_step(struct restart *r)
 		if (g->n_importing > 0)
 			continue;
 		if (restart_is_whole(r, g, is_missed)) {
-			restart_import(r, g);
+			g->is_due = !restart_has_room(r);
+			if (!g->is_due) /* else on the next tick */
+				restart_import(r, g);
 		} else if (!is_missed) {
 			struct err err = ERR_NULL;
 			err_set(&err, ENODATA, "not all of its descriptors came back");
@@ -493,7 +529,7 @@ enum restart_where restart_find(const struct restart *r, uint64_t generation)
 
 	if (!g)
 		return RESTART_NOWHERE;
-	return g->n_importing > 0 ? RESTART_COMING : RESTART_LACKING;
+	return g->n_importing > 0 || g->is_due ? RESTART_COMING : RESTART_LACKING;
 }
 
 bool restart_find_slot(const struct restart *r, uint64_t generation, const uint8_t *device_uuid,
@@ -528,7 +564,12 @@ int restart_await(struct restart *r, struct peer *p, uint64_t request, uint64_t 
 
 	if (!w)
 		return -ENOMEM;
-	*w = (struct restart_wait){.peer = p->id, .request = request, .generation = generation};
+	*w = (struct restart_wait){.peer = p->id,
+		.pid = p->pid,
+		.start_ticks = p->start_ticks,
+		.uid = p->uid,
+		.request = request,
+		.generation = generation};
 	TAILQ_INSERT_TAIL(&r->waits, w, entry);
 	p->n_pending++;
 	restart_on_return(r, p, generation);

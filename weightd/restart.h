@@ -61,6 +61,9 @@ void restart_save(struct restart *r);
 /* The keeper is looked after. To be called now and then. */
 void restart_check(struct restart *r);
 
+/* Did the weightd before leave anything? */
+bool restart_has_found(const struct restart *r);
+
 /* A clean end: nothing is kept. */
 void restart_forget(struct restart *r);
 
@@ -85,8 +88,11 @@ enum restart_where {
 };
 enum restart_where restart_find(const struct restart *r, uint64_t generation);
 
-/* Was this process recorded as a holder of the generation? */
+/* Was this process recorded as a holder of the generation, and has not got its lease yet? */
 bool restart_is_holder(const struct restart *r, const struct peer *p, uint64_t generation);
+
+/* Is a generation of that id and model on its way back? */
+bool restart_is_of_model(const struct restart *r, uint64_t generation, const char *model);
 
 /* The slot in names of what a device with these uuids had of the generation; false: nothing. */
 bool restart_find_slot(const struct restart *r, uint64_t generation, const uint8_t *device_uuid,
@@ -105,8 +111,17 @@ int must_check restart_await(
 
 /* ---- the next weightd in this process ---- */
 
-/* Duplicates of all that is kept, so that the service may go before restart_execute. */
+/*
+ * Duplicates of all that is kept, so that the service may go before restart_execute. -EMFILE,
+ * -E2BIG: there is no room for them, or will not be; nothing is changed, and weightd can go on.
+ */
 int must_check restart_hold(struct restart *r);
+
+/*
+ * SIGHUP, SIGINT and SIGTERM wait, over the execution too: between the handlers of this weightd and
+ * those of the next one they would kill it. The calling thread's.
+ */
+void restart_block_signals(bool is_blocked);
 
 /* Executes the program at path with these arguments; returns only when that fails: -errno. */
 int must_check restart_execute(struct restart *r, const char *path, char *const argv[]);

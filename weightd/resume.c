@@ -47,6 +47,14 @@ void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation
 	}
 }
 
+/* In the words of registry_resume, whatever it is that is missing: who may not have a generation
+ * does not learn whether there is one. */
+static int resume_refuse(uint64_t generation, struct err *ret_err)
+{
+	return err_set(ret_err, ENOENT, "generation %llu is not to be had back",
+		(unsigned long long)generation);
+}
+
 /* It is there, or was never on its way. */
 static int resume_lease(
 	struct service *s, struct peer *p, const struct resume_params *params, struct err *ret_err)
@@ -54,9 +62,7 @@ static int resume_lease(
 	const struct registry_generation *g = registry_find(s->registry, params->generation);
 
 	if (g && (strcmp(g->model, params->model) || !resume_has_manifest(s, g, params)))
-		return err_set(ret_err, ENOENT,
-			"generation %llu of model %.64s is another one by now",
-			(unsigned long long)params->generation, params->model);
+		return resume_refuse(params->generation, ret_err);
 	int rc = g ? quota_check_lease(s->registry, s->params->peers, s->params->holders, p,
 			     params->generation, acquire_get_bytes, ret_err)
 		   : 0;
@@ -76,19 +82,14 @@ static int resume_lease(
 	return 0;
 }
 
-static int resume_take(struct service *s, struct peer *p, const struct resume_params *params,
-	struct fdlist *fds, struct err *ret_err)
+static int resume_take(struct service *s, const struct resume_params *params, struct fdlist *fds,
+	struct err *ret_err)
 {
 	struct stash_name name = {
 		.kind = STASH_MANIFEST, .generation = params->generation, .index = params->first};
 	uint32_t at = 0;
 	int rc = 0;
 
-	if (!restart_is_holder(s->restart, p, params->generation))
-		return err_set(ret_err, EPERM,
-			"generation %llu: pid %d was not known to have it: its descriptors are not "
-			"taken",
-			(unsigned long long)params->generation, (int)p->pid);
 	if (!restart_find_slot(s->restart, params->generation, params->device_uuid,
 		    params->driver_uuid, &name.slot))
 		return err_set(ret_err, ENODEV, "generation %llu was not there for this device",
@@ -141,13 +142,17 @@ int resume_handle(struct service *s, struct peer *p, const struct resume_params 
 	/* What comes too late is closed with the packet. The last of several is answered. */
 	if (where == RESTART_NOWHERE)
 		return params->more ? 0 : resume_lease(s, p, params, ret_err);
+	/* The leases of those that had it are all that waits: others ask again when it is there. */
+	if (!restart_is_holder(s->restart, p, params->generation) ||
+		!restart_is_of_model(s->restart, params->generation, params->model))
+		return resume_refuse(params->generation, ret_err);
 	if (where == RESTART_LACKING && fds->n == 0) {
 		rpc_reply_resumed(p, params->request, params->generation, true);
 		return 0;
 	}
 	rc = service_check_pending(p, ret_err);
 	if (rc == 0 && where == RESTART_LACKING)
-		rc = resume_take(s, p, params, fds, ret_err);
+		rc = resume_take(s, params, fds, ret_err);
 	if (rc < 0 || params->more)
 		return rc;
 	rc = restart_await(s->restart, p, params->request, params->generation);

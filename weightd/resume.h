@@ -31,9 +31,9 @@ struct resume_params {
 
 /*
  * Answers, now or when the generation is there, or takes what one packet of several brought. The
- * descriptors that it keeps are taken out of fds. -ENOENT: the generation is not to be had;
- * -EDQUOT: its grant; -EPERM: descriptors of a process that held nothing; -EINVAL: they are not
- * what was exported.
+ * descriptors that it keeps are taken out of fds. -ENOENT: the generation is not to be had, or on
+ * its way back and not for a process that held nothing of it; -EDQUOT: its grant, or its lease;
+ * -EINVAL: descriptors that are not what was exported.
  */
 int must_check resume_handle(struct service *s, struct peer *p, const struct resume_params *params,
 	struct fdlist *fds, struct err *ret_err);

@@ -65,6 +65,7 @@ struct rpc_reply_event {
 	uint64_t loaded_bytes;
 	uint64_t total_bytes;
 	const char *text;
+	const char *discreet_text; /* in place of text for who may not hear of pids; NULL: text */
 	int32_t pid;
 	uint64_t since_ns;
 };

@@ -225,10 +225,11 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 static int rpc_verify(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->verify->model;
-	int rc = registry_check_name(name, ret_err);
+	int rc = rpc_check_model(call, name, ret_err);
 
-	return rc < 0 ? rc
-		      : verify_begin(call->service, call->peer, call->request->id, name, ret_err);
+	if (rc == 0)
+		rc = verify_begin(call->service, call->peer, call->request->id, name, ret_err);
+	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
 }
 
 static int rpc_list(const struct rpc_call *call, struct err *ret_err)

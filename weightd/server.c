@@ -323,6 +323,8 @@ static int server_init_signals(struct server *s)
 		if (!s->signal_events[i] || event_add(s->signal_events[i], NULL) < 0)
 			return -ENOMEM;
 	}
+	/* Where it is executed anew, those that came meanwhile were kept for these. */
+	restart_block_signals(false);
 	return 0;
 }
 
@@ -498,6 +500,18 @@ static void server_free_event(struct event *event)
 		event_free(event);
 }
 
+/*
+ * What failed before it took anything over leaves it to the next, and so does a start that failed
+ * with memory of the weightd before in its hands: a model file that is broken today is no reason to
+ * read the others again.
+ */
+static bool server_may_forget(const struct server *s)
+{
+	if (s->is_ending)
+		return true;
+	return s->has_begun && !(s->code < 0 && restart_has_found(s->restart));
+}
+
 static void server_fini(struct server *s)
 {
 	struct peer *p;
@@ -510,8 +524,7 @@ static void server_fini(struct server *s)
 	}
 	leftover_free(s->leftover);
 	holders_free(s->holders);
-	/* What failed before it took anything over leaves it to the next. */
-	if (s->restart && (s->has_begun || s->is_ending))
+	if (s->restart && server_may_forget(s))
 		restart_forget(s->restart);
 	restart_free(s->restart);
 	service_free(s->service);
@@ -555,15 +568,37 @@ static void server_cleanup(struct server **s)
 	free(*s);
 }
 
-/* SIGHUP: the memory stays where it is, and nothing else of this weightd. */
-static int server_let_go(struct server *s, struct err *ret_err, struct restart **ret_restart)
+/*
+ * SIGHUP: the memory stays where it is, and nothing else of this weightd. Where its descriptors
+ * cannot be handed over, this one goes on: it would take the memory with it.
+ */
+static bool server_let_go(struct server *s)
 {
 	int rc = restart_hold(s->restart);
 
-	if (rc < 0)
-		return err_set(ret_err, -rc, "SIGHUP: descriptors: %s", strerror(-rc));
-	*ret_restart = TAKE_PTR(s->restart);
-	return SERVER_EXECUTE;
+	if (rc == 0) {
+		restart_block_signals(true);
+		return true;
+	}
+	log_error("SIGHUP: descriptors cannot be handed over: %s: this weightd goes on",
+		strerror(-rc));
+	s->is_executing = s->is_ending = false;
+	return false;
+}
+
+/* Until a signal ends it, or a load of the command line fails. True: it is to be executed anew. */
+static bool server_loop(struct server *s)
+{
+	/* One may have failed before there was a loop to break. */
+	while (!s->is_ending && s->code == 0) {
+		if (event_base_dispatch(s->base) < 0) {
+			s->code = err_set(&s->err, EIO, "the event loop failed");
+			return false;
+		}
+		if (s->is_executing && s->has_begun && s->code == 0 && server_let_go(s))
+			return true;
+	}
+	return false;
 }
 
 int server_run(
@@ -581,11 +616,10 @@ int server_run(
 		rc = server_start_loads(s, ret_err);
 	if (rc < 0)
 		return rc;
-	/* A load of the command line may have failed before there was a loop to break. */
-	if (!s->is_ending && s->code == 0 && event_base_dispatch(s->base) < 0)
-		return err_set(ret_err, EIO, "the event loop failed");
-	if (s->is_executing && s->has_begun && s->code == 0)
-		return server_let_go(s, ret_err, ret_restart);
+	if (server_loop(s)) {
+		*ret_restart = TAKE_PTR(s->restart);
+		return SERVER_EXECUTE;
+	}
 	notify_stopping();
 	if (s->code < 0 && ret_err)
 		*ret_err = s->err;

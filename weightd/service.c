@@ -103,8 +103,14 @@ void service_tell(struct service *s, const struct rpc_reply_event *event)
 	struct peer *p;
 
 	TAILQ_FOREACH(p, s->params->peers, entry)
-	if (p->is_watching && shown_event(p, event->model, event->pid))
-		rpc_reply_event(p, event);
+	{
+		struct rpc_reply_event told = *event;
+		if (!p->is_watching || !shown_event(p, event->model, event->pid))
+			continue;
+		if (event->discreet_text && !shown_pids(p))
+			told.text = event->discreet_text;
+		rpc_reply_event(p, &told);
+	}
 }
 
 void service_tell_holders(

@@ -63,9 +63,14 @@ bool shown_peer(const struct peer *p, const struct peer *other)
 	return shown_holder(p, other->id);
 }
 
+bool shown_pids(const struct peer *p)
+{
+	return !p->access || p->access->has_control;
+}
+
 bool shown_event(const struct peer *p, const char *model, int32_t pid)
 {
-	if (p->access && !p->access->has_control && pid)
+	if (pid && !shown_pids(p))
 		return false;
 	return !model || access_shows(p->access, model);
 }

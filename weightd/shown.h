@@ -32,6 +32,9 @@ bool shown_peer(const struct peer *p, const struct peer *other);
 /* And a process that holds, by its holder's id? */
 bool shown_holder(const struct peer *p, uint64_t holder);
 
+/* May the peer hear of the pids of others? */
+bool shown_pids(const struct peer *p);
+
 /* May the peer hear of a model's event? pid: of the peer that it is about; 0: of none. */
 bool shown_event(const struct peer *p, const char *model, int32_t pid);
 

@@ -187,6 +187,13 @@ static void stash_lose_keeper(struct stash *s)
 	stash_forget_names(s);
 }
 
+/* It may stand still: when it goes on, it is to make room for the next. */
+static void stash_dismiss_keeper(struct stash *s)
+{
+	stash_lose_keeper(s);
+	keeper_dismiss(s->path);
+}
+
 static bool stash_is_keeper_gone(const struct stash *s)
 {
 	struct pollfd p = {.fd = s->keeper, .events = POLLIN};
@@ -261,7 +268,7 @@ void stash_want(struct stash *s, const struct stash_name *name, int fd)
 		log_warn("descriptors cannot be kept: %s", strerror(-rc));
 	s->has_told = s->has_told || (rc < 0 && rc != -ENOTCONN);
 	if (rc < 0 && !s->has_store && s->keeper >= 0)
-		stash_lose_keeper(s);
+		stash_dismiss_keeper(s);
 }
 
 /* ---- dropping ---- */
@@ -351,8 +358,12 @@ void stash_take_all(struct stash *s, stash_fn fn, void *userdata)
 	/* One that this weightd would not start has no more to do. */
 	if (rc == 0 && (s->has_store || s->n_seconds == 0))
 		keeper_end(s->keeper);
-	if (rc < 0 || s->has_store || s->n_seconds == 0)
+	if (s->has_store || s->n_seconds == 0)
 		cleanup_close(&s->keeper);
+	if (rc < 0) {
+		cleanup_close(&s->keeper);
+		keeper_dismiss(s->path);
+	}
 	stash_drop_those(s, stash_is_stale, 0);
 }
 

@@ -174,6 +174,25 @@ static void verify_end(struct service *s, const struct loader_result *r)
 		verify_start(s, r->generation);
 }
 
+/* For the next weightd: it is to know the sums that this check has made. */
+static void verify_keep_sums(struct service *s, uint32_t slot, const struct loader_result *r)
+{
+	const struct registry_generation *g = registry_find(s->registry, r->generation);
+	const struct service_generation *data = g ? g->data : NULL;
+	struct export *e = data ? data->residencies[slot].export : NULL;
+
+	/* Whatever takes its place comes by a later result: the same pointer is the same export. */
+	if (!e || e != r->checked ||
+		(e->n_sums_bytes == r->n_sums_bytes &&
+			!memcmp(e->sums, r->sums, r->n_sums_bytes))) {
+		free(r->sums);
+		return;
+	}
+	free(e->sums);
+	e->sums = r->sums;
+	e->n_sums_bytes = r->n_sums_bytes;
+}
+
 void verify_take(struct service *s, uint32_t slot, const struct loader_result *r)
 {
 	if (r->code < 0 && r->code != -ECANCELED)
@@ -182,6 +201,8 @@ void verify_take(struct service *s, uint32_t slot, const struct loader_result *r
 		log_debug("generation %llu: checked %llu bytes in %.3f ms",
 			(unsigned long long)r->generation, (unsigned long long)r->report->n_bytes,
 			(double)r->report->elapsed_ns / 1e6);
+	if (r->sums)
+		verify_keep_sums(s, slot, r);
 	/* Who reads the answer finds it done. */
 	if (r->report->n_tensors > 0)
 		corrupt_found(s, r->generation, slot, r->report);

@@ -102,6 +102,9 @@ static void test_control(void **state)
 		"Load: expected a name that this socket shows, found other");
 	expect_refusal(weights_client_unload(c, "other", &e), -ENOENT, &e,
 		"no model other on this socket: it has atlas");
+	struct weights_client_verified verified;
+	expect_refusal(weights_client_verify(c, "other", &e, &verified), -ENOENT, &e,
+		"no model other on this socket: it has atlas");
 	/* Both watch; a hears of its model alone, and nothing of who has it. */
 	weights_client_set_event_fn(a, count_event, NULL);
 	check(weights_client_watch(a, &e), &e, "watch");

@@ -3,6 +3,7 @@
 """weightd dies and comes back: nothing is read again, nobody who computes notices."""
 import os
 import pty
+import resource
 import shutil
 import signal
 import socket
@@ -549,6 +550,25 @@ def test_keeper_dies_too(site):
     way.close()
 
 
+def test_keeper_stands_still(site):
+    """One that does not answer is given up, and does not stay in the way of the next."""
+    way = Way(site, "keeper")
+    way.start()
+    first = site.keepers()
+    way.kill()
+    os.kill(first[0], signal.SIGSTOP)
+    way.start()
+    before = generation(site)
+    check_equal(before["origin"], "loaded", "origin")
+    os.kill(first[0], signal.SIGCONT)
+    wait_until(lambda: site.keepers() not in ([], first), "another keeper")
+    wait_until(lambda: len(site.keepers()) == 1, "the end of the first")
+    way.kill()
+    way.start()
+    check_adopted(site, way, before)
+    way.close()
+
+
 def test_keeper_ends_by_itself(site):
     way = Way(site, "keeper", ["--keep", "1"])
     way.start()
@@ -625,6 +645,114 @@ def test_sighup(site):
         way.close()
 
 
+def test_sighup_many_times(site):
+    """One that comes while the program is executed is not the end."""
+    way = Way(site, "keeper")
+    way.start()
+    before = generation(site)
+    for _ in range(400):
+        way.daemon.signal(signal.SIGHUP)
+        time.sleep(0.001)
+        check(way.daemon.is_alive(), f"weightd ended: {way.daemon.log()}")
+    time.sleep(0.5)
+    wait_until(lambda: way.daemon.log().rfind(": ready") >
+               way.daemon.log().rfind("is executed anew") > 0, "the last one is ready", 60)
+    check_equal(generation(site)["id"], before["id"], "generation")
+    check_equal(generation(site)["origin"], "adopted", "origin")
+    way.close()
+
+
+def test_sighup_without_descriptors(site):
+    """Where memory cannot be handed over, weightd goes on with it and says so."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo")
+    before = generation(site)
+    usual = resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE, (way.daemon.n_fds(), usual[1]))
+    way.daemon.signal(signal.SIGHUP)
+    line = "descriptors cannot be handed over"
+    wait_until(lambda: line in way.daemon.log() or not way.daemon.is_alive(), "its word")
+    resource.prlimit(way.daemon.pid, resource.RLIMIT_NOFILE, usual)
+    check_equal(way.daemon.log().count(line), 1, f"lines about it: {way.daemon.log()}")
+    after = generation(site)
+    for key in ("id", "origin", "n_leases", "allocations"):
+        check_equal(after[key], before[key], key)
+    check(site.ctl("ask", QUESTION, worker=worker).out, "an answer")
+    way.daemon.signal(signal.SIGHUP)
+    wait_until(lambda: way.daemon.log().count(": ready") == 2, "ready again", 60)
+    check_equal(generation(site)["origin"], "adopted", "origin")
+    wait_leases(site, [worker.pid])
+    way.close()
+
+
+def test_failed_start(site):
+    """A file that is broken costs what was loaded before nothing."""
+    broken = os.path.join(site.dir, "broken.gguf")
+    with open(broken, "wb") as f:
+        f.write(b"GGUF")
+    way = Way(site, "keeper")
+    way.start()
+    before = generation(site)
+    usual = way.argv
+    way.kill()
+    for arguments in ([*usual, "--model", f"other={broken}"],
+                      [*usual[:-2], "--model", f"demo={broken}"]):
+        way.argv = arguments
+        way.start(wait=False)
+        check_equal(way.daemon.process.wait(60), 1, f"status: {way.daemon.log()}")
+        check_equal(len(site.keepers()), 1, "keepers")
+    way.argv = usual
+    way.start()
+    check_adopted(site, way, before)
+    way.close()
+
+
+def test_many_generations(site):
+    """More than a loader takes jobs at a time."""
+    n = 80
+    path = os.path.join(site.dir, "small.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "64K", "--embd", "64"],
+                   check=True, timeout=120, stdout=subprocess.DEVNULL)
+    way = Way(site, "keeper", model=None)
+    way.start()
+    for i in range(n):
+        site.ctl("load", f"m{i}={path}")
+    before = {m["name"]: m["generations"][0]["id"] for m in site.status()["models"]}
+    check_equal(len(before), n, "models")
+    way.kill()
+    way.start()
+    wait_until(lambda: len(site.status()["models"]) == n or "did not survive" in way.daemon.log(),
+               "models")
+    after = {m["name"]: (m["generations"][0]["id"], m["generations"][0]["origin"])
+             for m in site.status()["models"]}
+    check_equal(after, {name: (i, "adopted") for name, i in before.items()}, "generations")
+    way.close()
+
+
+def test_verify_remembers(site):
+    """Sums of a file that a load does not read are made by the first verify, and outlive weightd."""
+    path = os.path.join(site.dir, "m.gguf")
+    shutil.copy(harness.MODEL, path)
+    way = Way(site, "keeper", ["--place", "*=paged", "--scrub", "0"], model=path)
+    way.start()
+    before = generation(site)
+    check_equal(site.ctl("--json", "verify", "demo").json()["n_tensors"], 0, "what differs")
+    way.kill()
+    times = os.stat(path)
+    with open(path, "r+b") as f:
+        f.seek(times.st_size // 2)
+        byte = f.read(1)
+        f.seek(times.st_size // 2)
+        f.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    way.start()
+    check_adopted(site, way, before)
+    found = site.ctl("--json", "verify", "demo", status=None)
+    check_equal(found.json()["n_tensors"], 1, f"what differs: {found}")
+    way.close()
+
+
 def test_liar(site):
     """Descriptors of a process that had nothing, and false ones, are not taken."""
     way = Way(site, "workers", model=None)
@@ -636,11 +764,47 @@ def test_liar(site):
     way.kill()
     way.start()
     answers = resume_with_lies(site, before)
-    check(all("not known to have it" in a for a in answers), f"{answers}")
+    check(all("is not to be had back" in a for a in answers), f"{answers}")
     worker.signal(signal.SIGCONT)
     wait_leases(site, [worker.pid])
     check_adopted(site, way, before)
     way.close()
+
+
+def test_hidden(site):
+    """Resume does not tell who never had a generation whether there is one, nor gives it."""
+    path = os.path.join(site.dir, "tenant")
+    way = Way(site, "workers", ["--listen", f"{path},models=other"], model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    answers = [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    # On its way back now: its worker is waited for.
+    answers += [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    answers.append(resume_bare(site.weightd_socket, "demo", before["id"]))
+    check_equal({a.replace(str(before["id"] + 7), "N").replace(str(before["id"]), "N")
+                 for a in answers}, {"generation N is not to be had back"}, "answers")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_adopted(site, way, before)
+    way.close()
+
+
+def resume_bare(path, model, generation_id):
+    """The refusal of a Resume without descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(path)
+        s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
+        device = fields(fields(fields(s.recv(65536))[4])[3])
+        s.send(field(1, 2) + field(15, field(1, model) + field(2, generation_id) +
+                                   field(3, device[1]) + field(4, device[2])))
+        answer = fields(s.recv(65536))
+        check(3 in answer, f"expected a refusal, found {answer}")
+        return fields(answer[3])[2].decode()
 
 
 def resume_with_lies(site, before):

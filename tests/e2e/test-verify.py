@@ -73,10 +73,10 @@ def fields(data):
 class RawClient:
     """A client by its own encoding of requests."""
 
-    def __init__(self, site):
+    def __init__(self, site, path=None):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(FIND_SECONDS)
-        self.socket.connect(site.weightd_socket)
+        self.socket.connect(path or site.weightd_socket)
         hello = b"\x08" + varint(1) + b"\x12\x04test\x18\x02"
         self.send(1, 3, hello)
         self.take(1, 4)
@@ -94,8 +94,8 @@ class RawClient:
 class Watcher(RawClient):
     """One that hears every event."""
 
-    def __init__(self, site):
-        super().__init__(site)
+    def __init__(self, site, path=None):
+        super().__init__(site, path)
         self.send(2, 9, b"")
         self.take(2, 6)
 
@@ -227,6 +227,22 @@ def check_scrubbed(site, places, *args):
     wait_for("a new generation", lambda: generations(site).get(2, {}).get("state") == "ready")
     check_equal(verify_clean(site)["generation"], 2, "generation")
     check_equal(site.ctl("ask", QUESTION, worker=site.worker("demo")).out, ANSWER, "answer")
+    rogue.end()
+
+
+def test_tenants_hear_no_pids(site):
+    """Who has a model is for those who may see others."""
+    path = os.path.join(site.dir, "tenant")
+    start(site, "--listen", path, "--listen", f"{path}-control,control=yes")
+    tenant, others = Watcher(site, path), [Watcher(site), Watcher(site, f"{path}-control")]
+    rogue = Rogue(site, (FIRST, 4))
+    site.ctl("verify", "demo", status=1)
+    text = tenant.wait(CORRUPT)[6].decode()
+    check(f"{FIRST} changed in memory" in text, text)
+    check("held by" not in text and str(rogue.process.pid) not in text, f"who has it: {text}")
+    for other in others:
+        text = other.wait(CORRUPT)[6].decode()
+        check(f"held by pid {rogue.process.pid}" in text, text)
     rogue.end()
 
 

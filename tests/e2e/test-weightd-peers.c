@@ -141,10 +141,10 @@ static void test_resume(void **state)
 	m.generation = a.generation;
 	try_resume(&s, &m, NULL, "uuids");
 	m.device_uuid = m.driver_uuid = (ProtobufCBinaryData){.data = uuid, .len = 16};
-	try_resume(&s, &m, NULL, "another one by now"); /* no manifest */
+	try_resume(&s, &m, NULL, "is not to be had back"); /* no manifest */
 	m.has_manifest = true;
 	try_resume(&s, &m, NULL, "expected descriptors");
-	try_resume(&s, &m, &fds, "another one by now");
+	try_resume(&s, &m, &fds, "is not to be had back");
 	m.generation = UINT64_MAX;
 	try_resume(&s, &m, &fds, "not to be had");
 	m.model = (char *)"/";

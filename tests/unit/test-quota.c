@@ -220,6 +220,8 @@ static void test_shown(void **state)
 	assert_true(shown_event(tenant, NULL, 0));
 	assert_false(shown_event(tenant, "b", 0));
 	assert_false(shown_event(tenant, "a", 17));
+	assert_false(shown_pids(tenant));
+	assert_true(shown_pids(owner));
 	assert_true(shown_event(owner, "b", 17));
 	registry_free(w.registry);
 	world_init(&w, "s,models=y");
