@@ -578,6 +578,28 @@ int restart_await(struct restart *r, struct peer *p, uint64_t request, uint64_t 
 	return 0;
 }
 
+/* Its connection ended before it got its lease: it has what it had, and may come by another. */
+static void restart_miss(struct restart *r, const struct restart_wait *w)
+{
+	struct state_holder *rows =
+		restart_find_generation(r, w->generation)
+			? reallocarray(r->absent, r->n_absent + 1, sizeof(*rows))
+			: NULL;
+
+	if (!rows)
+		return;
+	r->absent = rows;
+	rows[r->n_absent] = (struct state_holder){.pid = w->pid,
+		.start_ticks = w->start_ticks,
+		.uid = w->uid,
+		.socket = peer_get_socket(w->peer),
+		.generations = malloc(sizeof(*rows->generations))};
+	if (!rows[r->n_absent].generations)
+		return;
+	rows[r->n_absent].generations[0] = w->generation;
+	rows[r->n_absent++].n_generations = 1;
+}
+
 void restart_forget_peer(struct restart *r, const struct peer *p)
 {
 	struct restart_wait *w, *next;
@@ -587,6 +609,7 @@ void restart_forget_peer(struct restart *r, const struct peer *p)
 		if (w->peer != p->id)
 			continue;
 		TAILQ_REMOVE(&r->waits, w, entry);
+		restart_miss(r, w);
 		free(w);
 	}
 }
