@@ -14,9 +14,9 @@ import threading
 import time
 
 import harness
-import manager
 from harness import check, check_equal, wait_until
-from worker_socket import Connection, FINISHED, TOKEN, field, fields, sampling
+from restart_way import Way, check_adopted, generation, read_io, wait_leases
+from worker_socket import Connection, FINISHED, TOKEN, sampling
 
 N_TOKENS = 150
 N_BEFORE = 20
@@ -28,42 +28,6 @@ KEEPER_PROTOCOL, KEEPER_TAKE = 0x4b01, 3
 GAP_FACTOR = 60
 
 QUESTION = "Which continent is Chile in?"
-
-
-class Way:
-    """weightd with one way of keeping descriptors; starts it again as it was."""
-
-    def __init__(self, site, kind, args=(), model=harness.MODEL):
-        self.site = site
-        self.manager = manager.Manager(site) if kind == "manager" else None
-        keep = ["--keep", "0"] if kind == "workers" else []
-        self.argv = site.weightd_argv({"demo": model} if model else {}, [*keep, *args])
-        self.daemon = None
-
-    def start(self, wait=True):
-        if self.manager:
-            self.daemon = self.manager.start(self.argv, wait)
-        else:
-            self.daemon = harness.Daemon(self.site, "weightd", self.argv, self.site.env, wait)
-        return self.daemon
-
-    def kill(self):
-        """When it was dead."""
-        self.daemon.signal(signal.SIGKILL)
-        self.daemon.process.wait()
-        return time.monotonic()
-
-    def close(self):
-        """Everything ends in order; what was kept is given up."""
-        for daemon in reversed(self.site.daemons):
-            daemon.stop()
-        if self.manager:
-            # The last datagrams may still be on their way.
-            wait_until(lambda: not self.manager.names(), "an empty store")
-            self.manager.close()
-        left = [f for f in os.listdir(self.site.dir) if f.startswith("weightd.sock")]
-        check_equal(left, [], "files left by weightd")
-        check_equal(self.site.strays(), [], "processes left")
 
 
 def marker(site, *args, status=0):
@@ -134,15 +98,6 @@ class Stream(threading.Thread):
         return [b - a for a, b in zip(self.times, self.times[1:])]
 
 
-def generation(site):
-    return harness.only_generation(site.status(), "demo")
-
-
-def read_io(pid):
-    with open(f"/proc/{pid}/io", encoding="ascii") as f:
-        return {k: int(v) for k, v in (line.split(": ") for line in f)}
-
-
 def make_model(site):
     """Of random weights, whose norms end before a multiple of 256 bytes does: there is room for a
     mark behind them."""
@@ -150,29 +105,6 @@ def make_model(site):
     subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "8M", "--embd", "288"],
                    check=True, timeout=120, stdout=subprocess.DEVNULL)
     return path
-
-
-def check_adopted(site, way, before, n_read=0):
-    """As it was before, of the same memory, and nothing was read for it. n_read: of the process
-    until then."""
-    after = generation(site)
-    check_equal((after["origin"], after["load_ns"], after["loaded_bytes"]), ("adopted", 0, 0),
-                "origin and what was loaded")
-    for key in ("id", "state", "weights_bytes", "n_tensors", "architecture", "format", "path",
-                "file_bytes", "manifest_bytes"):
-        check_equal(after[key], before[key], key)
-    check_equal(harness.weight_inodes(after), harness.weight_inodes(before), "memory")
-    io = read_io(way.daemon.pid)
-    most = before["file_bytes"] / 4
-    check(io["rchar"] - n_read < most and io["read_bytes"] < most,
-          f"the new weightd read {io}, the model has {before['file_bytes']}")
-    return io
-
-
-def wait_leases(site, pids):
-    """Each worker has its lease again, and weightd knows what it is."""
-    wait_until(lambda: sorted(w["pid"] for w in site.status()["workers"] if w["leases"]) ==
-               sorted(pids), f"leases of {pids}")
 
 
 def check_stream(stream, undisturbed):
@@ -751,118 +683,6 @@ def test_verify_remembers(site):
     found = site.ctl("--json", "verify", "demo", status=None)
     check_equal(found.json()["n_tensors"], 1, f"what differs: {found}")
     way.close()
-
-
-def test_liar(site):
-    """Descriptors of a process that had nothing, and false ones, are not taken."""
-    way = Way(site, "workers", model=None)
-    way.start()
-    site.ctl("load", f"demo={harness.MODEL}")
-    worker = site.worker("demo")
-    before = generation(site)
-    worker.signal(signal.SIGSTOP)
-    way.kill()
-    way.start()
-    answers = resume_with_lies(site, before)
-    check(all("is not to be had back" in a for a in answers), f"{answers}")
-    worker.signal(signal.SIGCONT)
-    wait_leases(site, [worker.pid])
-    check_adopted(site, way, before)
-    way.close()
-
-
-def test_hidden(site):
-    """Resume does not tell who never had a generation whether there is one, nor gives it."""
-    path = os.path.join(site.dir, "tenant")
-    way = Way(site, "workers", ["--listen", f"{path},models=other"], model=None)
-    way.start()
-    site.ctl("load", f"demo={harness.MODEL}")
-    worker = site.worker("demo")
-    before = generation(site)
-    answers = [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
-    worker.signal(signal.SIGSTOP)
-    way.kill()
-    way.start()
-    # On its way back now: its worker is waited for.
-    answers += [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
-    answers.append(resume_bare(site.weightd_socket, "demo", before["id"]))
-    check_equal({a.replace(str(before["id"] + 7), "N").replace(str(before["id"]), "N")
-                 for a in answers}, {"generation N is not to be had back"}, "answers")
-    worker.signal(signal.SIGCONT)
-    wait_leases(site, [worker.pid])
-    check_adopted(site, way, before)
-    way.close()
-
-
-def test_comes_twice(site):
-    """A holder whose connection ends while it waits for its lease is one still."""
-    way = Way(site, "workers", model=None)
-    way.start()
-    site.ctl("load", f"demo={harness.MODEL}")
-    worker = site.worker("demo")
-    before = generation(site)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-        s.connect(site.weightd_socket)
-        device = greet(s)
-        s.send(field(1, 2) + field(4, field(1, "demo") + field(2, device[1]) +
-                                   field(3, device[2])))
-        fds = []
-        while not fds:
-            _, fds, _, _ = socket.recv_fds(s, 65536, 64)
-        worker.signal(signal.SIGSTOP)
-        way.kill()
-    way.start()
-    resume = (field(1, "demo") + field(2, before["id"]) + field(3, device[1]) +
-              field(4, device[2]) + field(9, os.fstat(fds[0]).st_ino))
-    for _ in range(2):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-            s.connect(site.weightd_socket)
-            greet(s)
-            s.send(field(1, 2) + field(15, resume))
-            check_equal(fields(fields(s.recv(65536)).get(11, b"")).get(2), 1, "it is asked for all")
-            # The manifest alone is not all: the worker is waited for, and this one with it.
-            socket.send_fds(s, [field(1, 3) + field(2, 1) + field(15, resume + field(7, 1))],
-                            fds[:1])
-            time.sleep(0.2)
-    for fd in fds:
-        os.close(fd)
-    worker.signal(signal.SIGCONT)
-    wait_leases(site, [worker.pid])
-    check_adopted(site, way, before)
-    way.close()
-
-
-def greet(s):
-    """Says Hello; the fields of the first device."""
-    s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
-    return fields(fields(fields(s.recv(65536))[4])[3])
-
-
-def resume_bare(path, model, generation_id):
-    """The refusal of a Resume without descriptors."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-        s.connect(path)
-        device = greet(s)
-        s.send(field(1, 2) + field(15, field(1, model) + field(2, generation_id) +
-                                   field(3, device[1]) + field(4, device[2])))
-        answer = fields(s.recv(65536))
-        check(3 in answer, f"expected a refusal, found {answer}")
-        return fields(answer[3])[2].decode()
-
-
-def resume_with_lies(site, before):
-    answers = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-        s.connect(site.weightd_socket)
-        s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
-        device = fields(fields(fields(s.recv(65536))[4])[3])
-        body = (field(1, "demo") + field(2, before["id"]) + field(3, device[1]) +
-                field(4, device[2]) + field(7, 1))
-        fd = os.memfd_create("lie")
-        socket.send_fds(s, [field(1, 2) + field(2, 1) + field(15, body)], [fd])
-        os.close(fd)
-        answers.append(fields(fields(s.recv(65536))[3])[2].decode())
-    return answers
 
 
 harness.run(globals())

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who comes back to a weightd that died, and who only says so."""
+import os
+import signal
+import socket
+import time
+
+import harness
+from harness import check, check_equal
+from restart_way import Way, check_adopted, generation, wait_leases
+from worker_socket import field, fields
+
+
+def test_liar(site):
+    """Descriptors of a process that had nothing, and false ones, are not taken."""
+    way = Way(site, "workers", model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    answers = resume_with_lies(site, before)
+    check(all("is not to be had back" in a for a in answers), f"{answers}")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_adopted(site, way, before)
+    way.close()
+
+
+def test_hidden(site):
+    """Resume does not tell who never had a generation whether there is one, nor gives it."""
+    path = os.path.join(site.dir, "tenant")
+    way = Way(site, "workers", ["--listen", f"{path},models=other"], model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    answers = [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    # On its way back now: its worker is waited for.
+    answers += [resume_bare(path, "other", i) for i in (before["id"], before["id"] + 7)]
+    answers.append(resume_bare(site.weightd_socket, "demo", before["id"]))
+    check_equal({a.replace(str(before["id"] + 7), "N").replace(str(before["id"]), "N")
+                 for a in answers}, {"generation N is not to be had back"}, "answers")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_adopted(site, way, before)
+    way.close()
+
+
+def test_comes_twice(site):
+    """A holder whose connection ends while it waits for its lease is one still."""
+    way = Way(site, "workers", model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(site.weightd_socket)
+        device = greet(s)
+        s.send(field(1, 2) + field(4, field(1, "demo") + field(2, device[1]) +
+                                   field(3, device[2])))
+        fds = []
+        while not fds:
+            _, fds, _, _ = socket.recv_fds(s, 65536, 64)
+        worker.signal(signal.SIGSTOP)
+        way.kill()
+    way.start()
+    resume = (field(1, "demo") + field(2, before["id"]) + field(3, device[1]) +
+              field(4, device[2]) + field(9, os.fstat(fds[0]).st_ino))
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.connect(site.weightd_socket)
+            greet(s)
+            s.send(field(1, 2) + field(15, resume))
+            check_equal(fields(fields(s.recv(65536)).get(11, b"")).get(2), 1, "it is asked for all")
+            # The manifest alone is not all: the worker is waited for, and this one with it.
+            socket.send_fds(s, [field(1, 3) + field(2, 1) + field(15, resume + field(7, 1))],
+                            fds[:1])
+            time.sleep(0.2)
+    for fd in fds:
+        os.close(fd)
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_adopted(site, way, before)
+    way.close()
+
+
+def greet(s):
+    """Says Hello; the fields of the first device."""
+    s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
+    return fields(fields(fields(s.recv(65536))[4])[3])
+
+
+def resume_bare(path, model, generation_id):
+    """The refusal of a Resume without descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(path)
+        device = greet(s)
+        s.send(field(1, 2) + field(15, field(1, model) + field(2, generation_id) +
+                                   field(3, device[1]) + field(4, device[2])))
+        answer = fields(s.recv(65536))
+        check(3 in answer, f"expected a refusal, found {answer}")
+        return fields(answer[3])[2].decode()
+
+
+def resume_with_lies(site, before):
+    answers = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(site.weightd_socket)
+        s.send(field(1, 1) + field(3, field(1, 1) + field(3, 1)))
+        device = fields(fields(fields(s.recv(65536))[4])[3])
+        body = (field(1, "demo") + field(2, before["id"]) + field(3, device[1]) +
+                field(4, device[2]) + field(7, 1))
+        fd = os.memfd_create("lie")
+        socket.send_fds(s, [field(1, 2) + field(2, 1) + field(15, body)], [fd])
+        os.close(fd)
+        answers.append(fields(fields(s.recv(65536))[3])[2].decode())
+    return answers
+
+
+harness.run(globals())
