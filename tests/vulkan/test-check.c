@@ -76,6 +76,13 @@ static struct loader *start(const struct policy *policy)
 	return l;
 }
 
+/* What a check hands over. */
+static void drop(struct loader_result *r)
+{
+	free(r->report);
+	free(r->sums);
+}
+
 static struct loader_result wait_result(struct loader *l)
 {
 	struct loader_result r;
@@ -127,7 +134,7 @@ static void test_clean(void **state)
 	assert_int_equal(r.report->n_bytes, check_get_bytes(loaded.export->check));
 	assert_int_equal(r.report->n_tensors, 0);
 	assert_true(check_get_clean_ns(loaded.export->check) > clean_ns);
-	free(r.report);
+	drop(&r);
 	source_unref(source);
 	loader_free(l);
 }
@@ -177,7 +184,7 @@ static void test_released(void **state)
 		assert_true(r.code == 0 || r.code == -ECANCELED);
 		n_done += r.code == 0;
 		n_dropped += r.code == -ECANCELED;
-		free(r.report);
+		drop(&r);
 	}
 	assert_int_equal(n_done + n_dropped, 8);
 	source_unref(source);
@@ -213,20 +220,20 @@ static void test_device_lost(void **state)
 	assert_int_equal(r.kind, LOADER_CHECKED);
 	assert_int_equal(r.code, -EIO);
 	assert_true(r.is_device_lost);
-	free(r.report);
+	drop(&r);
 	/* Its memory is gone; that is no difference. */
 	start_check(l, loaded.export, 2);
 	r = wait_result(l);
 	assert_int_equal(r.code, -ENODEV);
 	assert_int_equal(r.report->n_tensors, 0);
-	free(r.report);
+	drop(&r);
 	/* A new device sums too. */
 	loaded = load(l, 2, source);
 	assert_int_equal(loaded.kind, LOADER_READY);
 	start_check(l, loaded.export, 3);
 	r = wait_result(l);
 	assert_int_equal(r.code, 0);
-	free(r.report);
+	drop(&r);
 	source_unref(source);
 	loader_free(l);
 }
@@ -255,13 +262,13 @@ static void test_staged(void **state)
 	assert_int_equal(r.report->n_differences, 1);
 	assert_false(r.report->is_in_file);
 	assert_int_equal(r.report->differences[0].offset, 0);
-	free(r.report);
+	drop(&r);
 	byte ^= 1;
 	assert_int_equal(pwrite(fd, &byte, 1, 0), 1);
 	start_check(l, loaded.export, 2);
 	r = wait_result(l);
 	assert_int_equal(r.report->n_tensors, 0);
-	free(r.report);
+	drop(&r);
 	source_unref(source);
 	loader_free(l);
 }
@@ -321,7 +328,7 @@ static void test_cut_file(void **state)
 	struct loader_result r = wait_result(l);
 	assert_int_equal(r.code, -ENODATA);
 	assert_int_equal(r.report->n_tensors, 0);
-	free(r.report);
+	drop(&r);
 	close(fd);
 	source_unref(source);
 	loader_free(l);
