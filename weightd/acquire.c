@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "weightd/admission.h"
 #include "weightd/admit.h"
@@ -181,7 +182,7 @@ static int acquire_try(
 		if (rc || !e)
 			return rc ? rc : ACQUIRE_WAIT;
 	}
-	rc = registry_acquire(s->registry, w->model, w->peer, service_now_ns(), ret_err, &id);
+	rc = registry_acquire(s->registry, w->model, w->peer, clock_now_ns(), ret_err, &id);
 	if (rc == REGISTRY_WAIT) {
 		rc = admit_heat(s, w->model, ret_err);
 		return rc < 0 ? rc : ACQUIRE_WAIT;

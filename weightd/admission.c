@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/account.h"
@@ -217,7 +218,7 @@ static void admission_raise_budget(struct service *s, uint32_t slot, uint64_t n_
 
 	account_get_figures(s->rooms[slot].account, &f);
 	account_set_budget(s->rooms[slot].account,
-		admission_cap_budget(s, slot, f.n_budget_bytes + n_bytes), service_now_ns());
+		admission_cap_budget(s, slot, f.n_budget_bytes + n_bytes), clock_now_ns());
 }
 
 int admission_init(struct service *s)
@@ -254,8 +255,8 @@ static void admission_update_budget(struct service *s, uint32_t slot)
 
 	account_get_figures(s->rooms[slot].account, &f);
 	if (f.n_granted_bytes == 0 && f.n_waiting == 0)
-		account_set_budget(s->rooms[slot].account, admission_measure_budget(s, slot),
-			service_now_ns());
+		account_set_budget(
+			s->rooms[slot].account, admission_measure_budget(s, slot), clock_now_ns());
 }
 
 /* The model that the peer leases, for people. */
@@ -354,8 +355,7 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 		rc = admission_check_quota(s, p, s->rooms[slot].account, q.n_bytes, ret_err);
 	}
 	if (rc == 0 && slot < s->params->n_loaders)
-		rc = account_request(
-			s->rooms[slot].account, &q, service_now_ns(), ret_err, &n_bytes);
+		rc = account_request(s->rooms[slot].account, &q, clock_now_ns(), ret_err, &n_bytes);
 	if (rc < 0)
 		return rc;
 	p->reserved_bytes = admission_count_grants(s, p);
@@ -403,7 +403,7 @@ static int admission_load_again(struct service *s, uint64_t generation, uint32_t
 	uint64_t n_bytes = 0;
 
 	admission_make_request(s, generation, admission_add_slack(n_wanted_bytes), &q);
-	int rc = account_request(s->rooms[slot].account, &q, service_now_ns(), ret_err, &n_bytes);
+	int rc = account_request(s->rooms[slot].account, &q, clock_now_ns(), ret_err, &n_bytes);
 	if (rc == 0)
 		rc = admission_start(
 			s, slot, generation, n_bytes, n_bytes < q.n_bytes, may_wait, ret_err);
@@ -451,9 +451,9 @@ void admission_settle(struct service *s, uint64_t generation, uint32_t slot, con
 
 	if (!a)
 		return;
-	account_set_weights(a, generation, e ? export_count_device_bytes(e) : 0, service_now_ns());
+	account_set_weights(a, generation, e ? export_count_device_bytes(e) : 0, clock_now_ns());
 	if (!e)
-		account_leave(a, generation, service_now_ns());
+		account_leave(a, generation, clock_now_ns());
 }
 
 void admission_explain(struct service *s, uint32_t slot, struct err *err)
@@ -465,7 +465,7 @@ void admission_explain(struct service *s, uint32_t slot, struct err *err)
 void admission_leave(struct service *s, uint64_t generation, uint32_t slot)
 {
 	if (admission_find(s, slot))
-		account_leave(admission_find(s, slot), generation, service_now_ns());
+		account_leave(admission_find(s, slot), generation, clock_now_ns());
 }
 
 void admission_collect(struct service *s)
@@ -473,24 +473,24 @@ void admission_collect(struct service *s)
 	for (uint32_t i = 0; i < s->params->n_loaders; i++) {
 		uint64_t n_bytes = loader_take_freed_bytes(s->params->loaders[i]);
 		if (n_bytes)
-			account_freed(s->rooms[i].account, n_bytes, service_now_ns());
+			account_freed(s->rooms[i].account, n_bytes, clock_now_ns());
 	}
 }
 
 void admission_close(struct service *s, const struct peer *p, uint64_t holder)
 {
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		account_close(s->rooms[i].account, p->id, holder, service_now_ns());
+		account_close(s->rooms[i].account, p->id, holder, clock_now_ns());
 }
 
 void admission_exit(struct service *s, uint64_t holder)
 {
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		account_exit(s->rooms[i].account, holder, service_now_ns());
+		account_exit(s->rooms[i].account, holder, clock_now_ns());
 }
 
 void admission_tick(struct service *s)
 {
 	for (uint32_t i = 0; i < s->params->n_loaders; i++)
-		account_tick(s->rooms[i].account, service_now_ns());
+		account_tick(s->rooms[i].account, clock_now_ns());
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/admission.h"
@@ -116,7 +117,7 @@ static void admit_retire(struct service *s, uint64_t id, const struct admit_choi
 		log_info("model %s: generation %llu makes room for %s: unused for %.1f s, %llu "
 			 "bytes on the device",
 			g->model, (unsigned long long)g->id, whom,
-			(double)(service_now_ns() - g->used_ns) / 1e9,
+			(double)(clock_now_ns() - g->used_ns) / 1e9,
 			(unsigned long long)c->candidates[i].n_bytes);
 		registry_retire(s->registry, g->id);
 	}
@@ -223,7 +224,7 @@ int admit_heat(struct service *s, const char *model, struct err *ret_err)
 	uint64_t id = g->id;
 	struct service_generation *data = g->data;
 	data->is_heating = true;
-	data->started_ns = service_now_ns();
+	data->started_ns = clock_now_ns();
 	data->loaded_bytes = 0;
 	int rc = admission_load(s, id, 0, ret_err);
 	if (rc < 0) {

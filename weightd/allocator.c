@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "vk/device.h"
 #include "vk/memory.h"
-#include "weightd/clock.h"
 #include "weightd/export.h"
 #include "weightd/placement.h"
 

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "weightd/checksum.h"
 #include "weightd/export.h"
@@ -42,14 +43,6 @@ struct check_batch {
 	bool has_copy; /* of the source's copy of the file's window */
 	uint64_t copy_sums[CHECKSUM_MAX_PIECES];
 };
-
-static uint64_t check_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static void check_cleanup(struct check **c)
 {
@@ -331,7 +324,7 @@ int check_step(struct check *c, const struct export *e, const struct check_means
 {
 	_cleanup_(cleanup_free)
 	struct check_batch *b = malloc(sizeof(*b));
-	uint64_t start_ns = check_now_ns();
+	uint64_t start_ns = clock_now_ns();
 	int rc = 0;
 
 	if (!b)
@@ -346,7 +339,7 @@ int check_step(struct check *c, const struct export *e, const struct check_means
 	if (rc)
 		return rc;
 	check_judge_batch(c, e, b, pass, report);
-	report->elapsed_ns += check_now_ns() - start_ns;
+	report->elapsed_ns += clock_now_ns() - start_ns;
 	if (check_is_over(c, pass))
 		check_end_pass(c, e, means, pass);
 	return 0;

@@ -4,19 +4,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/util/clock.h"
 #include "weightd/check.h"
 #include "weightd/checksum.h"
 #include "weightd/export.h"
 
 #define CHECKER_PERIOD_NS (UINT64_C(3600) * 1000000000)
-
-static uint64_t checker_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 void checker_init(struct checker *c, const struct sum_key *key, const atomic_bool *is_given_up)
 {
@@ -67,7 +60,7 @@ int checker_run(struct checker *c, struct vk_device *d, struct export *e, struct
 
 struct export *checker_find_due(struct checker *c, struct export *first)
 {
-	if (!c->scrub.period_ns || checker_now_ns() < c->scrub.next_ns)
+	if (!c->scrub.period_ns || clock_now_ns() < c->scrub.next_ns)
 		return NULL;
 	return scrub_find(&c->scrub, first);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/check.h"
@@ -88,7 +89,7 @@ static uint64_t corrupt_get_since_ns(const struct service_generation *data, uint
 	const struct export *e = data->residencies[slot].export;
 	uint64_t clean_ns = e && e->check ? check_get_clean_ns(e->check) : 0;
 
-	return service_now_ns() - (clean_ns ? clean_ns : data->started_ns);
+	return clock_now_ns() - (clean_ns ? clean_ns : data->started_ns);
 }
 
 void corrupt_found(

@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "proto/util/bytes.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "weightd/allocator.h"
-#include "weightd/clock.h"
 #include "weightd/gguf.h"
 #include "weightd/placement.h"
 #include "weightd/source.h"

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/loader.h"
@@ -23,7 +24,7 @@ static void idle_cool(struct service *s, uint64_t id, const char *where)
 	g = registry_find(s->registry, id); /* others may have gone for who waits: it may move */
 	log_info("model %s: generation %llu is warm: unused for %.1f s, %llu bytes of devices are "
 		 "free, it is ready in %s",
-		g->model, (unsigned long long)id, (double)(service_now_ns() - g->used_ns) / 1e9,
+		g->model, (unsigned long long)id, (double)(clock_now_ns() - g->used_ns) / 1e9,
 		(unsigned long long)n_bytes, where);
 }
 
@@ -67,7 +68,7 @@ void idle_finish(struct service *s, struct registry_generation *g, const struct 
 
 static bool idle_is_over(const struct registry_generation *g, uint64_t limit_ns)
 {
-	return limit_ns > 0 && service_now_ns() - g->used_ns >= limit_ns;
+	return limit_ns > 0 && clock_now_ns() - g->used_ns >= limit_ns;
 }
 
 /* One that is to go; 0: none. */
@@ -90,7 +91,7 @@ void idle_check(struct service *s)
 	while ((id = idle_find_end(s))) {
 		const struct registry_generation *g = registry_find(s->registry, id);
 		log_info("model %s: generation %llu is unloaded: unused for %.1f s", g->model,
-			(unsigned long long)id, (double)(service_now_ns() - g->used_ns) / 1e9);
+			(unsigned long long)id, (double)(clock_now_ns() - g->used_ns) / 1e9);
 		registry_retire(s->registry, id);
 		service_collect(s);
 	}

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/holders.h"
@@ -21,7 +22,7 @@ int leave_release(struct service *s, struct peer *p, uint64_t generation, struct
 	peer_end_loans(p);
 	bool had_lease = registry_has_lease(s->registry, generation, p->id);
 	int rc = registry_release(s->registry, generation, p->id,
-		holders_find(s->params->holders, p), service_now_ns(), ret_err);
+		holders_find(s->params->holders, p), clock_now_ns(), ret_err);
 
 	if (rc < 0)
 		return rc;
@@ -35,7 +36,7 @@ void leave_set_timeout(struct service *s, const char *model, uint64_t timeout_ns
 {
 	uint64_t end;
 
-	if (__builtin_add_overflow(service_now_ns(), timeout_ns, &end))
+	if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &end))
 		return; /* in centuries */
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
@@ -55,8 +56,8 @@ static void leave_expel(struct service *s, uint64_t generation, struct peer *p)
 				   .generation = generation,
 				   .text = "the model was unloaded and did not drain in time"});
 	/* 0, where nothing can tell of the process: then there is nothing to wait for. */
-	registry_expel(s->registry, generation, p->id, holders_add(s->params->holders, p),
-		service_now_ns());
+	registry_expel(
+		s->registry, generation, p->id, holders_add(s->params->holders, p), clock_now_ns());
 }
 
 /* A generation whose time has come; 0: none. */
@@ -76,7 +77,7 @@ void leave_check(struct service *s)
 {
 	uint64_t id;
 
-	while ((id = leave_find(s, service_now_ns()))) {
+	while ((id = leave_find(s, clock_now_ns()))) {
 		const struct registry_generation *g = registry_find(s->registry, id);
 		struct peer *p;
 

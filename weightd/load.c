@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "proto/dtype.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/device.h"
 #include "weightd/allocator.h"
-#include "weightd/clock.h"
 #include "weightd/export.h"
 #include "weightd/gguf.h"
 #include "weightd/heat.h"

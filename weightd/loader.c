@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 #include <time.h>
 
+#include "proto/util/clock.h"
 #include "vk/memory.h"
 #include "weightd/check.h"
 #include "weightd/checker.h"
@@ -27,14 +28,6 @@ enum {
 	LOADER_PROGRESS_BYTES = 64 << 20,
 	LOADER_PROGRESS_NS = 50 * 1000 * 1000,
 };
-
-static uint64_t loader_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 void loader_tell(struct loader *l)
 {
@@ -146,7 +139,7 @@ static int loader_make_ring(struct loader *l, struct err *ret_err)
 static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *userdata)
 {
 	struct loader *l = userdata;
-	uint64_t now = loader_now_ns();
+	uint64_t now = clock_now_ns();
 
 	if (atomic_load(&l->is_given_up))
 		return false;
@@ -188,7 +181,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	const struct load_abilities *abilities)
 {
 	struct loader_result *r = &job->result;
-	uint64_t start = loader_now_ns();
+	uint64_t start = clock_now_ns();
 	int rc = 0;
 
 	l->progress_bytes = 0;
@@ -238,7 +231,7 @@ static void loader_run_job(struct loader *l, struct loader_job *job, uint64_t he
 	}
 	job->source = source_unref(job->source);
 	r->code = rc < 0 ? rc : 0;
-	r->load_ns = loader_now_ns() - start;
+	r->load_ns = clock_now_ns() - start;
 }
 
 /* Windows may overlap by a page; that is not worth telling apart. */
@@ -268,7 +261,7 @@ static int loader_check_room(
 static void loader_run_copy(struct loader *l, struct loader_job *job)
 {
 	struct loader_result *r = &job->result;
-	uint64_t start = loader_now_ns();
+	uint64_t start = clock_now_ns();
 	int rc = loader_check_room(l, job, &r->err);
 
 	for (uint32_t i = 0; i < job->n_windows && rc == 0; i++) {
@@ -281,7 +274,7 @@ static void loader_run_copy(struct loader *l, struct loader_job *job)
 	job->source = source_unref(job->source);
 	r->kind = LOADER_COPIED;
 	r->code = rc;
-	r->load_ns = loader_now_ns() - start;
+	r->load_ns = clock_now_ns() - start;
 }
 
 /* ---- checks ---- */
@@ -347,7 +340,7 @@ static bool loader_scrub(struct loader *l)
 
 	if (!job) {
 		if (e) /* without memory to tell of it, nothing is looked for */
-			l->checker.scrub.next_ns = loader_now_ns() + LOADER_PROGRESS_NS;
+			l->checker.scrub.next_ns = clock_now_ns() + LOADER_PROGRESS_NS;
 		return false;
 	}
 	uint64_t n_total_bytes = scrub_count_bytes(first);

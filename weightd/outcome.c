@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
@@ -207,18 +208,18 @@ static void outcome_on_ready(
 	outcome_summarize(data);
 	data->loaded_bytes = r->export->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] +
 			     r->export->n_placed_bytes[MANIFEST_PLACEMENT_STAGED];
-	data->load_ns = service_now_ns() - data->started_ns;
+	data->load_ns = clock_now_ns() - data->started_ns;
 	if (g->state != REGISTRY_LOADING) {
 		struct err err = ERR_NULL;
 		int code = err_set(
 			&err, ECANCELED, "model %s: it was unloaded while it loaded", model);
 		outcome_answer(s, g->id, data, code, &err);
-		registry_loaded(s->registry, g->id, service_now_ns());
+		registry_loaded(s->registry, g->id, clock_now_ns());
 		service_collect(s);
 		return;
 	}
 	outcome_log_ready(s, g, r);
-	registry_loaded(s->registry, g->id, service_now_ns());
+	registry_loaded(s->registry, g->id, clock_now_ns());
 	restart_save(s->restart);
 	outcome_answer(s, g->id, data, 0, NULL);
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,

@@ -5,6 +5,7 @@
 #include <event2/event.h>
 #include <time.h>
 
+#include "proto/util/clock.h"
 #include "weightd/peer.h"
 
 enum {
@@ -19,14 +20,6 @@ struct pace {
 	struct pace_bucket bucket;
 	TAILQ_HEAD(, peer) waiting;
 };
-
-static uint64_t pace_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * PACE_NS + (uint64_t)t.tv_nsec;
-}
 
 uint64_t pace_bucket_wait(const struct pace_bucket *b, uint64_t now_ns)
 {
@@ -47,12 +40,12 @@ void pace_bucket_take(struct pace_bucket *b, uint64_t now_ns)
 
 bool pace_may_go(const struct pace *pace)
 {
-	return TAILQ_EMPTY(&pace->waiting) && pace_bucket_wait(&pace->bucket, pace_now_ns()) == 0;
+	return TAILQ_EMPTY(&pace->waiting) && pace_bucket_wait(&pace->bucket, clock_now_ns()) == 0;
 }
 
 void pace_take(struct pace *pace)
 {
-	pace_bucket_take(&pace->bucket, pace_now_ns());
+	pace_bucket_take(&pace->bucket, clock_now_ns());
 }
 
 static void pace_remove(struct pace *pace, struct peer *p)
@@ -66,7 +59,7 @@ static void pace_remove(struct pace *pace, struct peer *p)
 
 static void pace_wait(struct pace *pace)
 {
-	uint64_t wait_ns = pace_bucket_wait(&pace->bucket, pace_now_ns());
+	uint64_t wait_ns = pace_bucket_wait(&pace->bucket, clock_now_ns());
 	/* Rounded up: a timer that comes too early finds nothing to do. */
 	const struct timeval timeout = {.tv_sec = (time_t)(wait_ns / PACE_NS),
 		.tv_usec = (suseconds_t)(wait_ns % PACE_NS / 1000 + 1)};
@@ -96,7 +89,7 @@ static void pace_on_timer(evutil_socket_t fd, short what, void *userdata)
 	(void)fd;
 	(void)what;
 	for (int i = 0; i < PACE_PACKETS_A_TURN && !TAILQ_EMPTY(&pace->waiting) &&
-			pace_bucket_wait(&pace->bucket, pace_now_ns()) == 0;
+			pace_bucket_wait(&pace->bucket, clock_now_ns()) == 0;
 		i++)
 		pace_turn(pace);
 	pace_wait(pace);

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
@@ -154,7 +155,7 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 				r->service->params->holders, p, id, acquire_get_bytes, &err);
 		if (rc == 0)
 			rc = registry_resume(
-				r->service->registry, id, p->id, 0, service_now_ns(), &err);
+				r->service->registry, id, p->id, 0, clock_now_ns(), &err);
 		restart_on_return(r, p, id);
 		p->n_pending--;
 		if (rc < 0)
@@ -242,7 +243,7 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 	strcpy(model, record->model);
 	struct err err = ERR_NULL;
 	int rc = registry_adopt(r->service->registry, id, model, restart_get_state(r, record),
-		g->data, service_now_ns(), &err);
+		g->data, clock_now_ns(), &err);
 	if (rc < 0) {
 		restart_lose(r, g, &err);
 		return;
@@ -301,7 +302,7 @@ static int restart_make_data(struct restart *r, struct restart_generation *g, st
 	g->data = data;
 	data->is_adopted = true;
 	data->file_bytes = record->file.n_bytes;
-	data->started_ns = service_now_ns();
+	data->started_ns = clock_now_ns();
 	data->path = strdup(record->path);
 	if (!data->path)
 		return err_set(ret_err, ENOMEM, "out of memory");
@@ -423,8 +424,8 @@ static void restart_hold_absent(struct restart *r)
 						h->socket, r->service->params->userdata)
 				      : 0;
 		for (uint32_t k = 0; k < h->n_generations && id; k++)
-			if (registry_adopt_hold(
-				    registry, h->generations[k], id, service_now_ns()) == 0)
+			if (registry_adopt_hold(registry, h->generations[k], id, clock_now_ns()) ==
+				0)
 				log_info("pid %d did not come back and may still have generation "
 					 "%" PRIu64,
 					(int)h->pid, h->generations[k]);
@@ -436,7 +437,7 @@ static void restart_hold_absent(struct restart *r)
 /* True while somebody is waited for. */
 static bool restart_step(struct restart *r)
 {
-	bool is_late = service_now_ns() >= r->deadline_ns;
+	bool is_late = clock_now_ns() >= r->deadline_ns;
 	struct restart_generation *g, *next;
 
 	restart_drop_dead(r);
@@ -503,7 +504,7 @@ bool restart_claim(struct restart *r, const char *name, const char *path, int fd
 void restart_begin(struct restart *r)
 {
 	r->has_begun = true;
-	r->deadline_ns = service_now_ns() + RESTART_WAIT_MS * UINT64_C(1000000);
+	r->deadline_ns = clock_now_ns() + RESTART_WAIT_MS * UINT64_C(1000000);
 	if (restart_step(r) && event_add(r->tick, &restart_tick) < 0)
 		log_error("out of memory: nobody is waited for");
 	restart_save(r);

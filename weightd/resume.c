@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "proto/fdlist.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
@@ -68,7 +69,7 @@ static int resume_lease(
 		   : 0;
 	if (rc == 0)
 		rc = registry_resume(s->registry, params->generation, p->id,
-			holders_find(s->params->holders, p), service_now_ns(), ret_err);
+			holders_find(s->params->holders, p), clock_now_ns(), ret_err);
 	if (rc < 0)
 		return rc;
 	restart_on_return(s->restart, p, params->generation);

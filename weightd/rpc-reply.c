@@ -10,6 +10,7 @@
 #include "proto/fdlist.h"
 #include "proto/manifest.h"
 #include "proto/util/cleanup.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/wire.h"
@@ -414,7 +415,7 @@ static void reply_add_identity(struct reply_arena *a, const struct check *check,
 	if (identity && check_get_identity(check, identity))
 		m->identity = (ProtobufCBinaryData){.len = IDENTITY_BYTES, .data = identity};
 	/* 0 would say never. */
-	m->verified_ns = clean_ns ? service_now_ns() - clean_ns + 1 : 0;
+	m->verified_ns = clean_ns ? clock_now_ns() - clean_ns + 1 : 0;
 }
 
 static void reply_make_generation(struct reply_arena *a, const struct registry_generation *g,
@@ -435,7 +436,7 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 	m->n_holds = g->n_holds;
 	m->pinned = g->is_pinned;
 	if ((g->state == REGISTRY_READY || g->state == REGISTRY_WARM) && g->n_leases == 0)
-		m->idle_ns = service_now_ns() - g->used_ns;
+		m->idle_ns = clock_now_ns() - g->used_ns;
 	m->architecture = (char *)data->summary.architecture;
 	m->format = (char *)data->summary.format;
 	m->n_parameters = data->summary.n_parameters;
@@ -704,7 +705,7 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	const struct peer_list *peers = service_get_params(s)->peers;
 	Wd__Status status = WD__STATUS__INIT;
 	struct reply_status r = {.peer = p, .request = request, .status = &status};
-	uint64_t now_ns = service_now_ns();
+	uint64_t now_ns = clock_now_ns();
 	size_t n_models = 0;
 	Wd__Model **models = reply_make_models(&arena, s, p, true, &n_models);
 	const struct peer *other;

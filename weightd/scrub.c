@@ -6,6 +6,7 @@
 #include <sys/queue.h>
 #include <time.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/check.h"
@@ -16,14 +17,6 @@
 #define SCRUB_STEP_NS UINT64_C(1000000000)
 
 enum { SCRUB_STEPS = 8 }; /* at least, a period */
-
-static uint64_t scrub_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static uint64_t scrub_scale(uint64_t a, uint64_t b, uint64_t c)
 {
@@ -104,7 +97,7 @@ static int scrub_look_again(struct export *e, const struct check_means *means, s
 int scrub_run(struct scrub *s, struct export *e, const struct check_means *means,
 	uint64_t n_total_bytes, struct err *ret_err, struct check_report *ret_report)
 {
-	uint64_t start_ns = scrub_now_ns();
+	uint64_t start_ns = clock_now_ns();
 
 	memset(ret_report, 0, sizeof(*ret_report));
 	e->scrub_pass.scope = CHECK_WRITABLE;

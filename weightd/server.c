@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "proto/fdlist.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
@@ -153,13 +154,13 @@ static void server_on_readable(evutil_socket_t fd, short what, void *userdata)
 			&err, ETIMEDOUT, "Hello: expected within %d s", SERVER_HELLO_SECONDS);
 		server_refuse_packet(p, rc, &err);
 	}
-	uint64_t start_ns = service_now_ns();
+	uint64_t start_ns = clock_now_ns();
 	for (int i = 0; i < SERVER_PACKETS_A_TURN && !p->is_broken; i++) {
 		bool may_go = pace_may_go(p->pace);
 		if (!may_go)
 			server_park_peer(p);
 		if (!may_go || !server_read_packet(s, p) ||
-			service_now_ns() - start_ns > SERVER_TURN_NS)
+			clock_now_ns() - start_ns > SERVER_TURN_NS)
 			break;
 	}
 	if (p->is_broken)

@@ -62,9 +62,6 @@ uint64_t service_release_exports(struct service *s, uint64_t id, struct service_
  * tries again. */
 void service_collect(struct service *s);
 
-/* Each export back to the loader that made it. The bytes: once, whatever they are resident for. */
-uint64_t service_release(struct service *s, struct service_generation *data);
-
 /* Its exports are released, or nobody's any more. */
 void service_free_generation(struct service_generation *g);
 

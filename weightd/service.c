@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/acquire.h"
@@ -19,14 +20,6 @@
 #include "weightd/shown.h"
 #include "weightd/source.h"
 #include "weightd/verify.h"
-
-uint64_t service_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static void service_cleanup(struct service **s)
 {
@@ -44,7 +37,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	TAILQ_INIT(&s->verifies);
 	s->params = params;
 	s->restart = params->restart;
-	s->start_ns = service_now_ns();
+	s->start_ns = clock_now_ns();
 	int rc = registry_new(&s->registry);
 	if (rc < 0)
 		return rc;
@@ -95,7 +88,7 @@ uint32_t service_get_foreign_slot(const struct service *s)
 
 uint64_t service_get_uptime_ns(const struct service *s)
 {
-	return service_now_ns() - s->start_ns;
+	return clock_now_ns() - s->start_ns;
 }
 
 void service_tell(struct service *s, const struct rpc_reply_event *event)
@@ -291,7 +284,7 @@ static int service_make_generation(struct service *s, const char *name, const ch
 		return rc;
 	}
 	data->file_bytes = source_get_bytes(data->source);
-	data->started_ns = service_now_ns();
+	data->started_ns = clock_now_ns();
 	*ret_data = data;
 	return 0;
 }
@@ -400,7 +393,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 					.generation = l->generation,
 					.pid = p->pid});
 	}
-	registry_close(s->registry, p->id, holder, service_now_ns());
+	registry_close(s->registry, p->id, holder, clock_now_ns());
 	service_collect(s);
 	admission_close(s, p, holder); /* what it leased may be evicted for who waits */
 }

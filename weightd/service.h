@@ -100,7 +100,6 @@ struct registry *service_get_registry(const struct service *s);
 const struct service_params *service_get_params(const struct service *s);
 uint32_t service_get_foreign_slot(const struct service *s); /* of residencies */
 uint64_t service_get_uptime_ns(const struct service *s);
-uint64_t service_now_ns(void);
 
 /*
  * Begins a load; the answer (Done or Error with `request`) goes to the peer when it has ended.

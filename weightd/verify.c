@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/check.h"
@@ -77,7 +78,7 @@ static void verify_answer(struct service *s, struct verify *v)
 {
 	struct peer *p = peer_find(s->params->peers, v->peer);
 
-	v->report.elapsed_ns = service_now_ns() - v->start_ns;
+	v->report.elapsed_ns = clock_now_ns() - v->start_ns;
 	if (p)
 		p->n_pending--;
 	if (p && v->code < 0)
@@ -111,7 +112,7 @@ static void verify_start(struct service *s, uint64_t generation)
 			continue;
 		v->tag = tag;
 		v->n_left = n;
-		v->start_ns = service_now_ns();
+		v->start_ns = clock_now_ns();
 		v->code = rc;
 		v->err = err;
 		if (rc < 0)

@@ -5,13 +5,13 @@
 #include <stdbool.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
-#include "workerd/clock.h"
 #include "workerd/fetch.h"
 #include "workerd/ops/pool.h"
 #include "workerd/weights.h"

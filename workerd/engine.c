@@ -8,12 +8,12 @@
 #include <sys/random.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
-#include "workerd/clock.h"
 #include "workerd/kv.h"
 #include "workerd/message.h"
 #include "workerd/park.h"

@@ -12,6 +12,7 @@
 
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/weights-client.h"
@@ -19,7 +20,6 @@
 #include "vk/host.h"
 #include "vk/memory.h"
 #include "vk/share.h"
-#include "workerd/clock.h"
 #include "workerd/crew.h"
 #include "workerd/populate.h"
 

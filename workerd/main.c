@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
 #include "proto/worker-client.h"
 #include "vk/device.h"
 #include "vk/probe.h"
-#include "workerd/clock.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"

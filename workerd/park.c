@@ -5,8 +5,8 @@
 #include <inttypes.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/log.h"
-#include "workerd/clock.h"
 #include "workerd/engine-internal.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"

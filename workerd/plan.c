@@ -7,6 +7,7 @@
 
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "shaders/abi.h"
@@ -15,7 +16,6 @@
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/arch.h"
-#include "workerd/clock.h"
 #include "workerd/fetch.h"
 #include "workerd/gather.h"
 #include "workerd/graph.h"

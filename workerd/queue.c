@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/queue.h"
+#include "proto/util/clock.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-
-#include "workerd/clock.h"
 
 enum { MAX_WAIT_MS = 1 << 30 };
 

@@ -8,9 +8,9 @@
 
 #include "proto/manifest.h"
 #include "proto/stream.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
-#include "workerd/clock.h"
 #include "workerd/message.h"
 
 enum {

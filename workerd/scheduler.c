@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <inttypes.h>
 
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
-#include "workerd/clock.h"
 #include "workerd/message.h"
 #include "workerd/sampler.h"
 #include "workerd/session.h"

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/weights-client.h"
@@ -15,7 +16,6 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
-#include "workerd/clock.h"
 #include "workerd/import.h"
 
 static const uint64_t acquire_timeout_ns = 60ull * 1000 * 1000 * 1000;

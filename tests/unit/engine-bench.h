@@ -14,12 +14,12 @@
 #include <string.h>
 
 #include "proto/manifest.h"
+#include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "workerd/engine.h"
-#include "workerd/clock.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"
 #include "workerd/loan.h"

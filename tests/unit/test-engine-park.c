@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine parks, comes back, and changes generations. */
+#include "proto/util/clock.h"
 #include "tests/unit/engine-bench.h"
 
 /* ---- parking ---- */

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 
-#include "workerd/clock.h"
+#include "proto/util/clock.h"
 #include "workerd/queue.h"
 
 struct item {

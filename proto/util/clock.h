@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef WEIGHTD_CLOCK_H
-#define WEIGHTD_CLOCK_H
+#ifndef PROTO_UTIL_CLOCK_H
+#define PROTO_UTIL_CLOCK_H
 
 #include <stdint.h>
 #include <time.h>
