@@ -196,26 +196,25 @@ static int parse_whole(const char *option, const char *text, uint64_t min, uint6
 	return 0;
 }
 
-static int parse_scrub(struct options *o, const char *value, struct err *ret_err)
+static int parse_seconds(const char *option, const char *value, uint64_t min, uint64_t max,
+	struct err *ret_err, uint64_t *ret_ns)
 {
 	uint64_t seconds;
-	int rc = parse_whole("--scrub", value, 0, MAIN_MAX_SCRUB_SECONDS, ret_err, &seconds);
+	int rc = parse_whole(option, value, min, max, ret_err, &seconds);
 
 	if (rc == 0)
-		o->scrub_ns = seconds * 1000000000;
+		*ret_ns = seconds * 1000000000;
 	return rc;
 }
 
 static int parse_keep(const char *value, struct err *ret_err, unsigned *ret_seconds)
 {
-	char *end;
-	unsigned long n = strtoul(value, &end, 10);
+	uint64_t seconds;
+	int rc = parse_whole("--keep", value, 0, KEEPER_MAX_SECONDS, ret_err, &seconds);
 
-	if (value[0] < '0' || value[0] > '9' || *end || n > KEEPER_MAX_SECONDS)
-		return err_set(ret_err, EINVAL, "--keep: expected 0 to %d seconds, found \"%s\"",
-			KEEPER_MAX_SECONDS, value);
-	*ret_seconds = (unsigned)n;
-	return 0;
+	if (rc == 0)
+		*ret_seconds = (unsigned)seconds;
+	return rc;
 }
 
 /* Options whose values are judged by the policy. */
@@ -240,20 +239,6 @@ static int parse_placement(struct options *o, int id, const char *value, struct 
 	}
 }
 
-static int parse_seconds(
-	const char *option, const char *text, struct err *ret_err, uint64_t *ret_ns)
-{
-	char *end;
-
-	errno = 0;
-	unsigned long long n = strtoull(text, &end, 10);
-	if (*text < '0' || *text > '9' || *end || errno || n == 0 || n > MAIN_MAX_SECONDS)
-		return err_set(ret_err, EINVAL, "%s: expected 1 to %d seconds, found \"%s\"",
-			option, MAIN_MAX_SECONDS, text);
-	*ret_ns = n * 1000000000;
-	return 0;
-}
-
 static int parse_option(struct options *o, int id, char *value, struct err *ret_err)
 {
 	switch (id) {
@@ -275,12 +260,16 @@ static int parse_option(struct options *o, int id, char *value, struct err *ret_
 	case OPTION_PIN_WRITABLE:
 		return add_text("--pin-writable", value, o->pin_writable, MAIN_MAX_MODELS, ret_err,
 			&o->n_pin_writable);
-	case OPTION_IDLE: return parse_seconds("--idle", value, ret_err, &o->idle_ns);
+	case OPTION_IDLE:
+		return parse_seconds("--idle", value, 1, MAIN_MAX_SECONDS, ret_err, &o->idle_ns);
 	case OPTION_IDLE_UNLOAD:
-		return parse_seconds("--idle-unload", value, ret_err, &o->idle_unload_ns);
+		return parse_seconds(
+			"--idle-unload", value, 1, MAIN_MAX_SECONDS, ret_err, &o->idle_unload_ns);
 	case OPTION_KEEP: return parse_keep(value, ret_err, &o->n_keep_seconds);
 	case OPTION_NO_URING: o->use_pread = true; return 0;
-	case OPTION_SCRUB: return parse_scrub(o, value, ret_err);
+	case OPTION_SCRUB:
+		return parse_seconds(
+			"--scrub", value, 0, MAIN_MAX_SCRUB_SECONDS, ret_err, &o->scrub_ns);
 	case OPTION_SCRUB_BUDGET:
 		return parse_whole(
 			"--scrub-budget", value, 1, SCRUB_MAX_PERCENT, ret_err, &o->scrub_percent);
