@@ -332,7 +332,7 @@ void restart_forget(struct restart *r)
 	if (!r)
 		return;
 	stash_forget_all(r->stash);
-	unlink(r->state_path);
+	state_remove(r->state_path);
 }
 
 /* ---- the next weightd in this process ---- */

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/util/err.h"
 
@@ -120,33 +122,83 @@ int state_read(const char *path, struct err *ret_err, struct state *ret_state)
 static int state_write_all(int fd, const uint8_t *data, uint64_t n_bytes)
 {
 	for (uint64_t at = 0; at < n_bytes;) {
-		ssize_t n = write(fd, data + at, n_bytes - at);
+		ssize_t n = pwrite(fd, data + at, n_bytes - at, (off_t)at);
 
 		if (n < 0 && errno != EINTR)
 			return -errno;
 		at += n > 0 ? (uint64_t)n : 0;
 	}
+	return ftruncate(fd, (off_t)n_bytes) < 0 ? -errno : 0;
+}
+
+/* What is there may be written over: it is a file of ours, under this name alone. */
+static bool state_is_spare(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+	       !(st.st_mode & 077) && st.st_nlink == 1;
+}
+
+static int state_open_spare(const char *spare)
+{
+	const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	int fd = open(spare, flags, 0600);
+
+	if (fd >= 0 && state_is_spare(fd))
+		return fd;
+	cleanup_close(&fd);
+	if (unlink(spare) < 0 && errno != ENOENT)
+		return -errno;
+	fd = open(spare, flags | O_EXCL, 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+static int state_swap(const char *spare, const char *path)
+{
+	if (renameat2(AT_FDCWD, spare, AT_FDCWD, path, RENAME_EXCHANGE) == 0)
+		return 0;
+	/* None is there yet, or the file system or the kernel cannot exchange. */
+	return rename(spare, path) < 0 ? -errno : 0;
+}
+
+static int state_get_spare(const char *path, struct err *ret_err, char ret_spare[PATH_MAX])
+{
+	int n = snprintf(ret_spare, PATH_MAX, "%s.new", path);
+
+	if (n < 0 || n >= PATH_MAX)
+		return err_set(ret_err, ENAMETOOLONG, "%s: path too long", path);
 	return 0;
 }
 
-/* Not synced: after a crash of the machine there is nothing left that it would describe. */
+/*
+ * Two files take turns. A new one each time would have ext4 put it on the disk before the rename
+ * returns, for tens of milliseconds in which nobody is served; one that is written over has its
+ * blocks. Not synced: after a crash of the machine there is nothing left that it would describe.
+ */
 int state_write(const char *path, const void *data, uint64_t n_bytes, struct err *ret_err)
 {
-	char temporary[PATH_MAX];
-	int n = snprintf(temporary, sizeof(temporary), "%s.new", path);
+	char spare[PATH_MAX];
+	int rc = state_get_spare(path, ret_err, spare);
 
-	if (n < 0 || (size_t)n >= sizeof(temporary))
-		return err_set(ret_err, ENAMETOOLONG, "%s: path too long", path);
-	if (unlink(temporary) < 0 && errno != ENOENT)
-		return err_set(ret_err, errno, "%s: %s", temporary, strerror(errno));
+	if (rc < 0)
+		return rc;
 	_cleanup_(cleanup_close)
-	int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int rc = fd < 0 ? -errno : state_write_all(fd, data, n_bytes);
-	if (rc == 0 && rename(temporary, path) < 0)
-		rc = -errno;
+	int fd = state_open_spare(spare);
+	rc = fd < 0 ? fd : state_write_all(fd, data, n_bytes);
+	if (rc == 0)
+		rc = state_swap(spare, path);
 	if (rc == 0)
 		return 0;
-	if (fd >= 0)
-		unlink(temporary);
 	return err_set(ret_err, -rc, "%s: %s", path, strerror(-rc));
+}
+
+void state_remove(const char *path)
+{
+	struct err ignored = ERR_NULL;
+	char spare[PATH_MAX];
+
+	unlink(path);
+	if (state_get_spare(path, &ignored, spare) == 0)
+		unlink(spare);
 }

@@ -138,8 +138,11 @@ void state_get_boot_id(char ret_boot_id[64]);
 /* The file at path. -ENOENT when there is none; -EPERM when it is not this uid's alone. */
 int must_check state_read(const char *path, struct err *ret_err, struct state *ret_state);
 
-/* Replaces the file by these bytes, all or nothing. */
+/* Replaces the file by these bytes, all or nothing. What was there before is then path.new. */
 int must_check state_write(
 	const char *path, const void *data, uint64_t n_bytes, struct err *ret_err);
+
+/* Both. */
+void state_remove(const char *path);
 
 #endif

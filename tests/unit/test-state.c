@@ -222,6 +222,29 @@ static void keeps_a_file(void **state)
 	assert_int_equal(state_read(dir.path, &e, &s), 0);
 	assert_int_equal(s.n_generations, 2);
 	state_fini(&s);
+	/* Files take turns, longer and shorter; what lies there and is not ours to write is not
+	 * written. */
+	char spare[160];
+	snprintf(spare, sizeof(spare), "%s.new", dir.path);
+	assert_int_equal(stat(spare, &st), 0);
+	assert_int_equal(st.st_size, 5);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(state_write(dir.path, "a longer one", i ? 3 : 12, &e), 0);
+		assert_int_equal(stat(dir.path, &st), 0);
+		assert_int_equal(st.st_size, i ? 3 : 12);
+	}
+	assert_int_equal(unlink(spare), 0);
+	assert_int_equal(symlink("/dev/null", spare), 0);
+	assert_int_equal(state_write(dir.path, "x", 1, &e), 0);
+	assert_int_equal(lstat(dir.path, &st), 0);
+	assert_true(S_ISREG(st.st_mode));
+	snprintf(link, sizeof(link), "%s-link", dir.path);
+	assert_int_equal(rename(spare, link), 0);
+	assert_int_equal(linkat(AT_FDCWD, link, AT_FDCWD, spare, 0), 0);
+	assert_int_equal(state_write(dir.path, data, n_bytes, &e), 0);
+	assert_int_equal(stat(link, &st), 0);
+	assert_int_equal(st.st_size, 3);
+	unlink(link);
 	/* Somebody else could have written it. */
 	assert_int_equal(chmod(dir.path, 0660), 0);
 	assert_int_equal(state_read(dir.path, &e, &s), -EPERM);
@@ -235,6 +258,9 @@ static void keeps_a_file(void **state)
 	assert_non_null(strstr(e.text, dir.path));
 	assert_int_equal(truncate(dir.path, (off_t)STATE_MAX_BYTES + 1), 0);
 	assert_int_equal(state_read(dir.path, &e, &s), -EFBIG);
+	state_remove(dir.path);
+	assert_int_equal(access(dir.path, F_OK), -1);
+	assert_int_equal(access(spare, F_OK), -1);
 	free(data);
 	socket_dir_free(&dir);
 }
