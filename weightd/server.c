@@ -15,6 +15,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify.h"
+#include "proto/util/thread.h"
 #include "proto/wire.h"
 #include "vk/device.h"
 #include "vk/probe.h"
@@ -590,6 +591,7 @@ static bool server_let_go(struct server *s)
 /* Until a signal ends it, or a load of the command line fails. True: it is to be executed anew. */
 static bool server_loop(struct server *s)
 {
+	thread_ask_short_slice();
 	/* One may have failed before there was a loop to break. */
 	while (!s->is_ending && s->code == 0) {
 		if (event_base_dispatch(s->base) < 0) {

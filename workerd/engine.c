@@ -11,6 +11,7 @@
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
+#include "proto/util/thread.h"
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
@@ -290,6 +291,7 @@ static void *engine_run(void *userdata)
 	struct engine *e = userdata;
 	struct message *stop;
 
+	thread_ask_short_slice();
 	for (;;) {
 		if (e->code && e->failure) {
 			scheduler_fail(e->scheduler, e->code, &e->error);

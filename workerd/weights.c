@@ -18,33 +18,36 @@
 #include "vk/submit.h"
 #include "workerd/import.h"
 
-static const uint64_t acquire_timeout_ns = 60ull * 1000 * 1000 * 1000;
+static const uint64_t ownership_timeout_ns = 60ull * 1000 * 1000 * 1000;
 
 /*
  * The exporter released every memory to the outside; nothing may read it before this. Host pages
- * have never been another device's.
+ * have never been another device's. What is submitted later comes behind it, so nobody waits for
+ * the GPU here, which may be another process's for the moment; but a queue that copies host memory
+ * ahead does not come behind it by itself.
  */
 static int weights_take_ownership(struct weights *w, struct vk_device *d, struct err *ret_err)
 {
-	struct vk_command *c;
-	uint64_t ticket;
-	int r = vk_command_new(d, 0, ret_err, &c);
+	bool has_host = false;
+	int r = vk_command_new(d, 0, ret_err, &w->ownership);
 
 	if (r)
 		return r;
-	vk_command_begin(c);
+	w->device = d;
+	vk_command_begin(w->ownership);
 	for (uint32_t i = 0; i < w->n_allocs; i++)
-		if (w->allocs[i].memory && !w->allocs[i].map)
-			vk_command_acquire(c, w->allocs[i].memory);
-	r = vk_command_end(c, ret_err);
+		if (w->allocs[i].memory && !w->allocs[i].map) {
+			vk_command_acquire(w->ownership, w->allocs[i].memory);
+			has_host |= w->allocs[i].placement != MANIFEST_PLACEMENT_DEVICE;
+		}
+	r = vk_command_end(w->ownership, ret_err);
 	if (!r)
-		r = vk_submit(d, &c, 1, ret_err, &ticket);
-	if (!r) {
-		r = vk_submit_wait(d, ticket, acquire_timeout_ns);
+		r = vk_submit(d, &w->ownership, 1, ret_err, &w->ownership_ticket);
+	if (!r && has_host) {
+		r = vk_submit_wait(d, w->ownership_ticket, ownership_timeout_ns);
 		if (r == -ETIMEDOUT)
 			err_set(ret_err, ETIMEDOUT, "the device did not take the weights in 60 s");
 	}
-	vk_command_free(c);
 	return r;
 }
 
@@ -119,6 +122,11 @@ struct weights *weights_free(struct weights *w)
 {
 	if (!w)
 		return NULL;
+	/* Of a device that is lost or stands still nothing can be given back in order anyway. */
+	if (w->ownership_ticket &&
+		vk_submit_wait(w->device, w->ownership_ticket, ownership_timeout_ns))
+		log_debug("the device did not take the weights");
+	vk_command_free(w->ownership);
 	for (uint32_t i = 0; i < w->n_allocs; i++) {
 		struct weights_alloc *a = &w->allocs[i];
 

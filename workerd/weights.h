@@ -14,6 +14,7 @@
 
 struct err;
 struct manifest;
+struct vk_command;
 struct vk_device;
 struct vk_memory;
 struct weights_client;
@@ -50,6 +51,9 @@ struct weights {
 	struct weights_alloc *allocs; /* [n_allocs], by manifest alloc index */
 	uint32_t n_maps;
 	struct weights_map *maps;
+	struct vk_device *device;     /* borrowed; where the command runs */
+	struct vk_command *ownership; /* takes the memories over, once; submitted or NULL */
+	uint64_t ownership_ticket;
 	uint64_t n_bytes;   /* of all of them */
 	uint64_t attach_ns; /* Acquire sent to last buffer bound */
 };

@@ -7,6 +7,7 @@
 
 #include "proto/util/err.h"
 #include "proto/util/log.h"
+#include "proto/util/thread.h"
 #include "proto/weights-client.h"
 #include "vk/cache.h"
 #include "vk/device.h"
@@ -98,6 +99,8 @@ static int worker_try_attach(struct worker *w, const struct options *o,
 				w->site.weightd, type, refusals->first[type]);
 	if (r)
 		return r;
+	/* Not before: the threads of a software driver, which compute, would have it too. */
+	thread_ask_short_slice();
 	w->site.n_import_threads = refusals->is_in_order ? 1 : 0;
 	return stack_new(&w->site, ret_err, ret_refusal, &w->stack);
 }
