@@ -11,6 +11,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
+#include "workerd/pages.h"
 
 enum {
 	/* Kernels load 16 bytes at a time; 256 is what a memory's own address is aligned to. */
@@ -22,27 +23,17 @@ enum {
 
 static const uint64_t clear_timeout_ns = 30ull * 1000 * 1000 * 1000;
 
-struct slot {
-	bool is_open;
-	uint32_t n_pages;
-	uint32_t *pages; /* [n_slot_pages], the first n_pages valid */
-};
-
 struct kv {
 	struct vk_device *device;
 	struct kv_params params;
 	uint64_t page_bytes;
 	uint32_t n_pages;
-	uint32_t n_free;
 	uint32_t n_slot_pages;
 	uint32_t n_memory_pages; /* pages of each memory but the last */
 	uint32_t n_memories;
 	struct vk_memory **memories; /* [n_memories] */
-	uint64_t *free_bits;         /* [n_pages / 64] bit set: free */
+	struct pages *pages;         /* whose they are */
 	uint64_t *dirty_bits;        /* [n_pages / 64] bit set: a session has had it */
-	uint32_t first_word;         /* no free bit before this word */
-	struct slot *slots;          /* [n_slots] */
-	uint32_t *slot_pages;        /* [n_slots][n_slot_pages], what slots[].pages point into */
 	struct vk_memory *table_memory;
 	uint64_t *table; /* mapped: [n_slots][n_slot_pages] */
 	struct vk_command *clear;
@@ -95,35 +86,68 @@ static int kv_clear_pool(struct kv *kv, struct err *ret_err)
 	return kv_clear_submit(kv, ret_err);
 }
 
-/* Clears the dirty ones of pages[0..n): neighbours in one fill. */
-static int kv_clear_pages(struct kv *kv, const uint32_t *pages, uint32_t n, struct err *ret_err)
+static bool kv_is_dirty(const struct kv *kv, uint32_t page)
 {
+	return kv->dirty_bits[page / 64] >> (page % 64) & 1;
+}
+
+/* Records fills of the dirty ones of pages[0..n), neighbours in one; how many. */
+static uint32_t kv_record_clear(struct kv *kv, const uint32_t *pages, uint32_t n)
+{
+	uint32_t n_fills = 0;
 	uint32_t i = 0;
-	bool is_begun = false;
 
 	while (i < n) {
 		uint32_t page = pages[i];
 		uint32_t run = 1;
 		struct vk_slice slice;
 
-		if (!(kv->dirty_bits[page / 64] >> (page % 64) & 1)) {
+		if (!kv_is_dirty(kv, page)) {
 			i++;
 			continue;
 		}
-		while (i + run < n && pages[i + run] == page + run &&
+		while (i + run < n && pages[i + run] == page + run && kv_is_dirty(kv, page + run) &&
 			(page + run) % kv->n_memory_pages)
 			run++;
-		if (!is_begun) {
-			int r = kv_clear_begin(kv, ret_err);
-			if (r)
-				return r;
-			is_begun = true;
-		}
 		kv_page_slice(kv, page, run, &slice);
 		vk_command_fill(kv->clear, &slice, 0);
+		n_fills++;
 		i += run;
 	}
-	return is_begun ? kv_clear_submit(kv, ret_err) : 0;
+	return n_fills;
+}
+
+/* What pages_change says about pages[0..n) of a slot: one copied whole, the rest without a trace.
+ */
+static int kv_fill_pages(struct kv *kv, const struct pages_change *change, const uint32_t *pages,
+	uint32_t n, struct err *ret_err)
+{
+	uint32_t first = change->first;
+	uint32_t n_recorded;
+
+	if (first == n)
+		return 0;
+	int r = kv_clear_begin(kv, ret_err);
+	if (r)
+		return r;
+	if (change->copy_to != PAGES_NONE) {
+		struct vk_slice from;
+		struct vk_slice to;
+
+		kv_page_slice(kv, change->copy_from, 1, &from);
+		kv_page_slice(kv, change->copy_to, 1, &to);
+		vk_command_copy(kv->clear, &to, &from);
+		first++;
+	}
+	n_recorded = first - change->first + kv_record_clear(kv, pages + first, n - first);
+	if (n_recorded) {
+		r = kv_clear_submit(kv, ret_err);
+		if (r)
+			return r;
+	}
+	for (uint32_t i = change->first; i < n; i++)
+		kv->dirty_bits[pages[i] / 64] |= 1ull << (pages[i] % 64);
+	return 0;
 }
 
 /* Page size and counts out of the parameters, every product checked. */
@@ -154,7 +178,6 @@ static int kv_lay_out(struct kv *kv, struct err *ret_err)
 		n_memory_pages = n_pages;
 	kv->page_bytes = n_bytes;
 	kv->n_pages = (uint32_t)n_pages;
-	kv->n_free = kv->n_pages;
 	kv->n_memory_pages = (uint32_t)n_memory_pages;
 	kv->n_memories = (uint32_t)((n_pages + n_memory_pages - 1) / n_memory_pages);
 	kv->n_slot_pages = p->n_ctx / KV_PAGE_TOKENS + !!(p->n_ctx % KV_PAGE_TOKENS);
@@ -184,21 +207,18 @@ int kv_measure(struct vk_device *d, const struct kv_params *params, struct err *
 
 static int kv_allocate_host(struct kv *kv)
 {
-	size_t n_words = (kv->n_pages + 63) / 64;
+	const struct pages_params pages = {
+		.n_pages = kv->n_pages,
+		.n_page_tokens = KV_PAGE_TOKENS,
+		.n_slots = kv->params.n_slots,
+		.n_slot_tokens = kv->params.n_ctx,
+	};
 
 	kv->memories = calloc(kv->n_memories, sizeof(*kv->memories));
-	kv->free_bits = calloc(n_words, sizeof(*kv->free_bits));
-	kv->dirty_bits = calloc(n_words, sizeof(*kv->dirty_bits));
-	kv->slots = calloc(kv->params.n_slots, sizeof(*kv->slots));
-	kv->slot_pages =
-		calloc((size_t)kv->params.n_slots * kv->n_slot_pages, sizeof(*kv->slot_pages));
-	if (!kv->memories || !kv->free_bits || !kv->dirty_bits || !kv->slots || !kv->slot_pages)
+	kv->dirty_bits = calloc(((size_t)kv->n_pages + 63) / 64, sizeof(*kv->dirty_bits));
+	if (!kv->memories || !kv->dirty_bits)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < kv->n_pages; i++)
-		kv->free_bits[i / 64] |= 1ull << (i % 64);
-	for (uint32_t i = 0; i < kv->params.n_slots; i++)
-		kv->slots[i].pages = kv->slot_pages + (size_t)i * kv->n_slot_pages;
-	return 0;
+	return pages_new(&pages, &kv->pages);
 }
 
 static int kv_allocate_device(struct kv *kv, struct err *ret_err)
@@ -274,101 +294,83 @@ struct kv *kv_free(struct kv *kv)
 	for (uint32_t i = 0; kv->memories && i < kv->n_memories; i++)
 		vk_memory_free(kv->memories[i]);
 	free(kv->memories);
-	free(kv->free_bits);
 	free(kv->dirty_bits);
-	free(kv->slots);
-	free(kv->slot_pages);
+	pages_free(kv->pages);
 	free(kv);
 	return NULL;
 }
 
 int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
 {
-	for (uint32_t i = 0; i < kv->params.n_slots; i++) {
-		if (kv->slots[i].is_open)
-			continue;
-		kv->slots[i].is_open = true;
-		*ret_slot = i;
-		return 0;
+	return pages_open(kv->pages, ret_err, ret_slot);
+}
+
+/* The slot's row of the table, from index first on. */
+static void kv_write_row(struct kv *kv, uint32_t slot, uint32_t first)
+{
+	uint64_t *row = kv->table + (size_t)slot * kv->n_slot_pages;
+	uint32_t n;
+	const uint32_t *pages = pages_get_list(kv->pages, slot, &n);
+
+	for (uint32_t i = first; i < n; i++) {
+		struct vk_slice slice;
+
+		kv_page_slice(kv, pages[i], 1, &slice);
+		row[i] = vk_memory_slice_address(&slice);
 	}
-	return err_set(ret_err, EAGAIN, "sessions: all %u are open", kv->params.n_slots);
+	for (uint32_t i = n; i < kv->n_slot_pages && row[i]; i++)
+		row[i] = 0;
 }
 
 void kv_close(struct kv *kv, uint32_t slot)
 {
-	kv_truncate(kv, slot, 0);
-	kv->slots[slot].is_open = false;
+	pages_close(kv->pages, slot);
+	kv_write_row(kv, slot, 0);
 }
 
-/* The lowest free page, so that the end of a pool larger than its use stays untouched. */
-static uint32_t kv_take_page(struct kv *kv)
+/* What the books say becomes so on the device and in the table, or is undone. */
+static int kv_follow(
+	struct kv *kv, uint32_t slot, const struct pages_change *change, struct err *ret_err)
 {
-	uint32_t word = kv->first_word;
+	uint32_t n;
+	const uint32_t *pages = pages_get_list(kv->pages, slot, &n);
+	int r = kv_fill_pages(kv, change, pages, n, ret_err);
 
-	while (!kv->free_bits[word])
-		word++;
-	uint32_t bit = (uint32_t)__builtin_ctzll(kv->free_bits[word]);
-	kv->free_bits[word] &= kv->free_bits[word] - 1;
-	kv->first_word = word;
-	kv->n_free--;
-	return word * 64 + bit;
-}
-
-static void kv_give_page(struct kv *kv, uint32_t page)
-{
-	kv->free_bits[page / 64] |= 1ull << (page % 64);
-	kv->dirty_bits[page / 64] |= 1ull << (page % 64);
-	if (page / 64 < kv->first_word)
-		kv->first_word = page / 64;
-	kv->n_free++;
+	if (r) {
+		pages_revert(kv->pages, slot, change);
+		return r;
+	}
+	kv_write_row(kv, slot, change->first);
+	return 0;
 }
 
 int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
-	struct slot *s = &kv->slots[slot];
-	uint64_t *row = kv->table + (size_t)slot * kv->n_slot_pages;
-	uint32_t n_pages = n_tokens / KV_PAGE_TOKENS + !!(n_tokens % KV_PAGE_TOKENS);
-	uint32_t n_more;
-	int r;
+	struct pages_change change;
+	int r = pages_reserve(kv->pages, slot, n_tokens, ret_err, &change);
 
-	if (n_tokens > kv->params.n_ctx)
-		return err_set(ret_err, ENOSPC, "context: %u tokens, %u asked", kv->params.n_ctx,
-			n_tokens);
-	if (n_pages <= s->n_pages)
-		return 0;
-	n_more = n_pages - s->n_pages;
-	if (n_more > kv->n_free)
-		return err_set(ret_err, ENOSPC, "kv: %u more pages asked, %u of %u are free",
-			n_more, kv->n_free, kv->n_pages);
-	for (uint32_t i = s->n_pages; i < n_pages; i++)
-		s->pages[i] = kv_take_page(kv);
-	r = kv_clear_pages(kv, s->pages + s->n_pages, n_more, ret_err);
-	if (r) {
-		for (uint32_t i = s->n_pages; i < n_pages; i++)
-			kv_give_page(kv, s->pages[i]);
-		return r;
-	}
-	for (uint32_t i = s->n_pages; i < n_pages; i++) {
-		struct vk_slice slice;
+	return r ? r : kv_follow(kv, slot, &change, ret_err);
+}
 
-		kv_page_slice(kv, s->pages[i], 1, &slice);
-		row[i] = vk_memory_slice_address(&slice);
-	}
-	s->n_pages = n_pages;
-	return 0;
+int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+{
+	struct pages_change change;
+	int r = pages_fork(kv->pages, from, n_tokens, slot, ret_err, &change);
+
+	if (!r)
+		r = kv_follow(kv, slot, &change, ret_err);
+	if (!r)
+		kv_write_row(kv, slot, 0);
+	return r;
 }
 
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens)
 {
-	struct slot *s = &kv->slots[slot];
-	uint64_t *row = kv->table + (size_t)slot * kv->n_slot_pages;
-	uint32_t n_pages = n_tokens / KV_PAGE_TOKENS + !!(n_tokens % KV_PAGE_TOKENS);
+	uint32_t n;
 
-	while (s->n_pages > n_pages) {
-		s->n_pages--;
-		row[s->n_pages] = 0;
-		kv_give_page(kv, s->pages[s->n_pages]);
-	}
+	pages_truncate(kv->pages, slot, n_tokens);
+	(void)pages_get_list(kv->pages, slot, &n);
+	kv_write_row(kv, slot, n);
 }
 
 const struct kv_params *kv_get_params(const struct kv *kv)
@@ -393,13 +395,16 @@ uint64_t kv_get_bytes(const struct kv *kv)
 
 uint32_t kv_get_free_pages(const struct kv *kv)
 {
-	return kv->n_free;
+	return pages_get_n_free(kv->pages);
 }
 
 int kv_get_page(const struct kv *kv, uint32_t slot, uint32_t index, struct vk_slice *ret_page)
 {
-	if (index >= kv->slots[slot].n_pages)
+	uint32_t n;
+	const uint32_t *pages = pages_get_list(kv->pages, slot, &n);
+
+	if (index >= n)
 		return -ENOENT;
-	kv_page_slice(kv, kv->slots[slot].pages[index], 1, ret_page);
+	kv_page_slice(kv, pages[index], 1, ret_page);
 	return 0;
 }

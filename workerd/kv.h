@@ -11,7 +11,7 @@
  *	table: [n_slots][n_slot_pages] u64, 0 where there is no page
  *
  * Engine thread, between steps: the table is read by a step in flight. Pages are cleared before a
- * session gets them: no session reads another's.
+ * session gets them: no session reads another's. Whose a page is, is in workerd/pages.
  */
 #include <stdint.h>
 
@@ -46,10 +46,20 @@ int must_check kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot);
 void kv_close(struct kv *kv, uint32_t slot);
 
 /*
- * Pages for positions [0, n_tokens) of the slot, the lowest free ones. -ENOSPC with the figures;
- * VK_DEVICE_LOST. On failure the slot keeps what it had.
+ * Pages for positions [0, n_tokens) of the slot, the lowest free ones. Positions from the last
+ * reserve's n_tokens on (or kv_truncate's, where that was less) are the ones to be written: no page
+ * of them is another slot's too. -ENOSPC with the figures; VK_DEVICE_LOST. On failure the slot
+ * keeps what it had.
  */
 int must_check kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
+
+/*
+ * slot, open and empty, begins with the first n_tokens of slot from, which has reserved them. Whole
+ * pages are shared; the last one, when it is not full, is copied, with what is behind n_tokens in
+ * it. Errors as kv_reserve.
+ */
+int must_check kv_fork(
+	struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err);
 
 /* Gives back the pages behind the first n_tokens. */
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);

@@ -189,6 +189,49 @@ static void test_refusals(void **state)
 	vk_device_free(d);
 }
 
+/* Whole pages are one for both; what both could write is two, with the same in them. */
+static void test_fork(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct err e = ERR_NULL;
+	uint32_t a = open_slot(kv, KV_PAGE_TOKENS + 7);
+	uint32_t b;
+
+	(void)state;
+	write_page(d, kv, a, 0);
+	write_page(d, kv, a, 1);
+	on_device_check(kv_open(kv, &e, &b), &e, "open");
+	on_device_check(kv_fork(kv, a, KV_PAGE_TOKENS + 5, b, &e), &e, "fork");
+	assert_int_equal(get_address(kv, b, 0), get_address(kv, a, 0));
+	assert_int_not_equal(get_address(kv, b, 1), get_address(kv, a, 1));
+	assert_int_equal(kv_get_free_pages(kv), 3);
+	expect_page(d, kv, b, 1, CANARY);
+	/* Writing into the shared page: b gets a copy, and a keeps its own. */
+	uint64_t shared = get_address(kv, a, 0);
+	kv_truncate(kv, b, 3);
+	on_device_check(kv_reserve(kv, b, 4, &e), &e, "reserve");
+	assert_int_equal(get_address(kv, a, 0), shared);
+	assert_int_not_equal(get_address(kv, b, 0), shared);
+	expect_page(d, kv, b, 0, CANARY);
+	/* What the one has is not the other's to give back. */
+	kv_close(kv, a);
+	expect_page(d, kv, b, 0, CANARY);
+	kv_close(kv, b);
+	assert_int_equal(kv_get_free_pages(kv), 6);
+	b = open_slot(kv, N_CTX);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_page(d, kv, b, i, 0);
+	assert_int_equal(kv_open(kv, &e, &a), 0);
+	on_device_check(kv_reserve(kv, a, 2 * KV_PAGE_TOKENS, &e), &e, "reserve");
+	assert_int_equal(kv_open(kv, &e, &a), 0);
+	assert_int_equal(kv_fork(kv, b, 5, a, &e), -ENOSPC);
+	assert_string_equal(e.text, "kv: 1 more pages asked, 0 of 6 are free");
+	on_device_check(kv_fork(kv, b, KV_PAGE_TOKENS, a, &e), &e, "fork of whole pages");
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 /* A pool of more bytes than the device allocates at once: pages do not straddle. */
 static void test_several_memories(void **state)
 {
@@ -253,6 +296,7 @@ int main(void)
 		CASE(test_canary),
 		CASE(test_pages),
 		CASE(test_refusals),
+		CASE(test_fork),
 		CASE(test_several_memories),
 		CASE(test_hostile_sizes),
 	};
