@@ -153,6 +153,25 @@ int worker_client_open_session(struct worker_client *c, struct err *ret_err, uin
 	return r;
 }
 
+int worker_client_fork_session(struct worker_client *c, uint64_t session, uint32_t n_tokens,
+	struct err *ret_err, uint64_t *ret_session)
+{
+	_cleanup_(worker_link_free_reply)
+	Wk__Reply *reply = NULL;
+	Wk__ForkSession fork = WK__FORK_SESSION__INIT;
+	Wk__Request request = WK__REQUEST__INIT;
+
+	fork.session = session;
+	fork.n_tokens = n_tokens;
+	request.body_case = WK__REQUEST__BODY_FORK_SESSION;
+	request.fork_session = &fork;
+	int r = worker_link_call(
+		&c->link, &request, WK__REPLY__BODY_SESSION_OPENED, ret_err, &reply);
+	if (r == 0)
+		*ret_session = reply->session_opened->session;
+	return r;
+}
+
 /* A request that Done answers. */
 static int must_check worker_client_do(
 	struct worker_client *c, Wk__Request *request, struct err *ret_err)

@@ -43,6 +43,10 @@ int must_check worker_client_open_session(
 int must_check worker_client_close_session(
 	struct worker_client *c, uint64_t session, struct err *ret_err);
 
+/* Begins with the first n_tokens (0: all) of session. */
+int must_check worker_client_fork_session(struct worker_client *c, uint64_t session,
+	uint32_t n_tokens, struct err *ret_err, uint64_t *ret_session);
+
 /* With the model's BOS token where the model wants one. */
 int must_check worker_client_append_text(struct worker_client *c, uint64_t session,
 	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,

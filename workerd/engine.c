@@ -38,6 +38,14 @@ static void engine_kv_close(void *userdata, uint32_t slot)
 	kv_close(e->stack->kv, slot);
 }
 
+static int engine_kv_fork(
+	void *userdata, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+{
+	const struct engine *e = userdata;
+
+	return kv_fork(e->stack->kv, from, n_tokens, slot, ret_err);
+}
+
 static int engine_kv_reserve(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	const struct engine *e = userdata;
@@ -228,6 +236,9 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 		return scheduler_truncate(
 			s, m->client, m->truncate.session, m->truncate.n_tokens, ret_err);
 	case MESSAGE_CLOSE: return scheduler_close(s, m->client, m->session, ret_err);
+	case MESSAGE_FORK:
+		return scheduler_fork(
+			s, m->client, m->fork.session, m->fork.n_tokens, ret_err, &m->fork.session);
 	case MESSAGE_STATUS: return engine_status(e, m);
 	case MESSAGE_BENCH_MEMORY: return engine_bench_memory(e, m, ret_err);
 	default: return err_set(ret_err, ENOSYS, "engine: no such request");
@@ -324,6 +335,7 @@ static int engine_start(struct engine *e, struct err *ret_err)
 		.userdata = e,
 		.open = engine_kv_open,
 		.close = engine_kv_close,
+		.fork = engine_kv_fork,
 		.reserve = engine_kv_reserve,
 		.truncate = engine_kv_truncate,
 		.step = engine_plan_step,

@@ -91,6 +91,20 @@ void holdback_drop(struct holdback *h, uint32_t n_bytes)
 		memmove(h->text, h->text + n_bytes, h->n_bytes);
 }
 
+int holdback_copy(const struct holdback *from, struct holdback *to)
+{
+	char *text;
+
+	if (!from->n_bytes)
+		return 0;
+	text = malloc(from->n_room);
+	if (!text)
+		return -ENOMEM;
+	memcpy(text, from->text, from->n_bytes);
+	*to = (struct holdback){.text = text, .n_bytes = from->n_bytes, .n_room = from->n_room};
+	return 0;
+}
+
 void holdback_clear(struct holdback *h)
 {
 	h->n_bytes = 0;

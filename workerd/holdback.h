@@ -45,6 +45,9 @@ uint32_t holdback_get_ready(const struct holdback *h, bool is_last);
 /* Removes what went out. */
 void holdback_drop(struct holdback *h, uint32_t n_bytes);
 
+/* to, which is empty, holds what from does; stop strings are not copied. -ENOMEM. */
+int must_check holdback_copy(const struct holdback *from, struct holdback *to);
+
 /* Forgets what is held: other text follows. */
 void holdback_clear(struct holdback *h);
 

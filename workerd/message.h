@@ -36,6 +36,7 @@ enum message_kind {
 	MESSAGE_CANCEL,
 	MESSAGE_TRUNCATE,
 	MESSAGE_CLOSE,
+	MESSAGE_FORK,
 	MESSAGE_TOKENIZE,
 	MESSAGE_DETOKENIZE,
 	MESSAGE_STATUS,
@@ -200,6 +201,10 @@ struct message {
 			uint64_t session;
 			uint32_t n_tokens;
 		} truncate;
+		struct {
+			uint64_t session; /* the new one in the answer */
+			uint32_t n_tokens;
+		} fork;
 		struct message_append append;
 		struct message_generate generate;
 		struct message_text text; /* TOKENIZE, DETOKENIZE */

@@ -177,6 +177,7 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_CANCEL: return MESSAGE_CANCEL;
 	case WK__REQUEST__BODY_TRUNCATE: return MESSAGE_TRUNCATE;
 	case WK__REQUEST__BODY_CLOSE_SESSION: return MESSAGE_CLOSE;
+	case WK__REQUEST__BODY_FORK_SESSION: return MESSAGE_FORK;
 	case WK__REQUEST__BODY_TOKENIZE: return MESSAGE_TOKENIZE;
 	case WK__REQUEST__BODY_DETOKENIZE: return MESSAGE_DETOKENIZE;
 	case WK__REQUEST__BODY_STATUS: return MESSAGE_STATUS;
@@ -199,6 +200,10 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		m->truncate.n_tokens = q->truncate->n_tokens;
 		return 0;
 	case MESSAGE_CLOSE: m->session = q->close_session->session; return 0;
+	case MESSAGE_FORK:
+		m->fork.session = q->fork_session->session;
+		m->fork.n_tokens = q->fork_session->n_tokens;
+		return 0;
 	case MESSAGE_TOKENIZE: return rpc_decode_tokenize(q->tokenize, m, ret_err);
 	case MESSAGE_DETOKENIZE: return rpc_decode_detokenize(q->detokenize, m);
 	case MESSAGE_STATUS:
@@ -471,7 +476,8 @@ static int rpc_encode_small(
 
 	switch (m->kind) {
 	case MESSAGE_OPEN:
-		opened.session = m->session;
+	case MESSAGE_FORK:
+		opened.session = m->kind == MESSAGE_OPEN ? m->session : m->fork.session;
 		reply->body_case = WK__REPLY__BODY_SESSION_OPENED;
 		reply->session_opened = &opened;
 		break;

@@ -82,7 +82,8 @@ static void scheduler_close_slot(struct scheduler *s, uint32_t slot)
 		s->backend.close(s->backend.userdata, slot);
 }
 
-int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session)
+static int scheduler_open_one(
+	struct scheduler *s, uint64_t client, struct err *ret_err, struct session **ret_session)
 {
 	struct session *session = s->sessions;
 	uint32_t slot = 0;
@@ -107,8 +108,18 @@ int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, ui
 	}
 	s->last_session++;
 	s->counters.n_sessions++;
-	*ret_session = session->id;
+	*ret_session = session;
 	return 0;
+}
+
+int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session)
+{
+	struct session *session;
+	int r = scheduler_open_one(s, client, ret_err, &session);
+
+	if (!r)
+		*ret_session = session->id;
+	return r;
 }
 
 static void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
@@ -142,6 +153,29 @@ int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct er
 	if (!r)
 		scheduler_end(s, session);
 	return r;
+}
+
+int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n_tokens,
+	struct err *ret_err, uint64_t *ret_session)
+{
+	struct session *from = NULL;
+	struct session *session = NULL;
+	int r = scheduler_find(s, client, id, ret_err, &from);
+
+	if (!r)
+		r = scheduler_open_one(s, client, ret_err, &session);
+	if (r)
+		return r;
+	r = session_fork(session, from, n_tokens ? n_tokens : from->n_tokens, ret_err);
+	if (!r && session->n_cached)
+		r = s->backend.fork(
+			s->backend.userdata, from->slot, session->n_cached, session->slot, ret_err);
+	if (r) {
+		scheduler_end(s, session);
+		return r;
+	}
+	*ret_session = session->id;
+	return 0;
 }
 
 int scheduler_append(struct scheduler *s, uint64_t client, uint64_t id, const uint32_t *ids,
@@ -178,6 +212,9 @@ int scheduler_generate(struct scheduler *s, struct message *generate, struct err
 	if (!r)
 		r = session_start(
 			session, generate, s->params.n_vocab, s->params.max_text_bytes, ret_err);
+	/* The last token is computed again, into a page that may not be this session's alone. */
+	if (!r && !s->is_detached)
+		s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
 	return r;
 }
 

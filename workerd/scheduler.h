@@ -23,9 +23,11 @@ struct scheduler;
 
 struct scheduler_backend {
 	void *userdata;
-	/* as kv_open, kv_close, kv_reserve, kv_truncate */
+	/* as kv_open, kv_close, kv_fork, kv_reserve, kv_truncate */
 	int (*open)(void *userdata, struct err *ret_err, uint32_t *ret_slot);
 	void (*close)(void *userdata, uint32_t slot);
+	int (*fork)(void *userdata, uint32_t from, uint32_t n_tokens, uint32_t slot,
+		struct err *ret_err);
 	int (*reserve)(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 	void (*truncate)(void *userdata, uint32_t slot, uint32_t n_tokens);
 	/* as plan_step */
@@ -59,6 +61,13 @@ struct scheduler *scheduler_free(struct scheduler *s);
 
 int must_check scheduler_open(
 	struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session);
+
+/*
+ * Another session of the client, as session_fork: what is in the KV cache is shared, not computed
+ * again. n_tokens 0: all there are now, which a generation may be adding to.
+ */
+int must_check scheduler_fork(struct scheduler *s, uint64_t client, uint64_t session,
+	uint32_t n_tokens, struct err *ret_err, uint64_t *ret_session);
 
 /* A generation on it is cancelled first. */
 int must_check scheduler_close(

@@ -52,16 +52,46 @@ void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_o
 	assert(!s->is_stale || s->state != SESSION_GENERATING);
 }
 
-static int session_check_idle(const struct session *s, struct err *ret_err)
+static int session_check_fresh(const struct session *s, struct err *ret_err)
 {
-	if (s->state != SESSION_IDLE)
-		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
 	if (s->is_stale)
 		return err_set(ret_err, ESTALE,
 			"session %" PRIu64
 			": the model was replaced by one with other tokens or a smaller context: "
 			"begin anew",
 			s->id);
+	return 0;
+}
+
+static int session_check_idle(const struct session *s, struct err *ret_err)
+{
+	if (s->state != SESSION_IDLE)
+		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
+	return session_check_fresh(s, ret_err);
+}
+
+int session_fork(
+	struct session *s, const struct session *from, uint32_t n_tokens, struct err *ret_err)
+{
+	int r = session_check_fresh(from, ret_err);
+
+	if (r)
+		return r;
+	if (n_tokens > from->n_tokens)
+		return err_set(ret_err, EINVAL,
+			"fork: %" PRIu32 " tokens in the session, %" PRIu32 " asked",
+			from->n_tokens, n_tokens);
+	if (n_tokens > s->n_ctx)
+		return err_set(ret_err, ENOSPC, "context: %" PRIu32 " tokens, %" PRIu32 " asked",
+			s->n_ctx, n_tokens);
+	/* What a generation that runs holds back is its own. */
+	if (n_tokens == from->n_tokens && from->state == SESSION_IDLE)
+		r = holdback_copy(&from->text, &s->text);
+	if (r)
+		return r;
+	memcpy(s->tokens, from->tokens, n_tokens * sizeof(*s->tokens));
+	s->n_tokens = n_tokens;
+	s->n_cached = from->n_cached < n_tokens ? from->n_cached : n_tokens;
 	return 0;
 }
 

@@ -50,6 +50,14 @@ int must_check session_open(
 void session_close(struct session *s);
 
 /*
+ * s, just opened, begins with the first n_tokens of from, at most what s can hold, and with as many
+ * of them in the KV cache: whether those are in s's slot is the caller's business. -EINVAL with the
+ * figures, -ENOSPC, -ESTALE, -ENOMEM.
+ */
+int must_check session_fork(
+	struct session *s, const struct session *from, uint32_t n_tokens, struct err *ret_err);
+
+/*
  * The KV cache is another one, or the model: everything is to be computed again, in slot, with room
  * for n_ctx tokens. With has_other_tokens, or more tokens than that, the session becomes stale: all
  * is -ESTALE from then on, but closing it, or truncating it to nothing, which makes it good again.

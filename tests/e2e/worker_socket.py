@@ -7,6 +7,7 @@ import struct
 # The numbers of the oneof members of Request and Reply.
 HELLO, OPEN, APPEND, GENERATE, CANCEL, TRUNCATE, CLOSE, TOKENIZE, DETOKENIZE, STATUS = range(2, 12)
 ERROR, WELCOME, OPENED, APPENDED, TOKEN, FINISHED, DONE, TOKENS, TEXT, STATUS_REPLY = range(2, 12)
+FORK = 13
 STOP, LENGTH, CANCELLED, FAILED = range(1, 5)
 
 MAX_BYTES = 1 << 20
@@ -150,6 +151,9 @@ class Connection:
 
     def open(self):
         return self.call(OPEN)[1][1]
+
+    def fork(self, session, n_tokens=0):
+        return self.call(FORK, field(1, session) + field(2, n_tokens))[1][1]
 
     def append_text(self, session, text, special=True):
         body = field(1, text) + field(2, int(special))

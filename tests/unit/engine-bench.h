@@ -61,6 +61,15 @@ void kv_close(struct kv *kv, uint32_t slot)
 	is_slot_open[slot] = false;
 }
 
+int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+{
+	(void)kv;
+	(void)n_tokens;
+	(void)ret_err;
+	assert_true(is_slot_open[from] && is_slot_open[slot] && from != slot);
+	return 0;
+}
+
 int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	(void)kv;

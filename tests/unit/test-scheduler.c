@@ -84,6 +84,21 @@ static void fake_close(void *userdata, uint32_t slot)
 	f->is_open[slot] = false;
 }
 
+static int fake_fork(
+	void *userdata, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+{
+	struct fake *f = userdata;
+
+	if (slot == f->no_pages_slot)
+		return err_set(ret_err, ENOSPC, "kv: 1 more pages asked, 0 of 8 are free");
+	assert_true(f->is_open[from] && f->is_open[slot] && from != slot);
+	assert_true(n_tokens <= f->n_computed[from]);
+	assert_int_equal(f->n_computed[slot], 0);
+	memcpy(f->kv[slot], f->kv[from], n_tokens * sizeof(uint32_t));
+	f->n_computed[slot] = f->n_reserved[slot] = n_tokens;
+	return 0;
+}
+
 static int fake_reserve(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	struct fake *f = userdata;
@@ -180,6 +195,7 @@ static struct scheduler *new_scheduler(void)
 	const struct scheduler_backend backend = {.userdata = &fake,
 		.open = fake_open,
 		.close = fake_close,
+		.fork = fake_fork,
 		.reserve = fake_reserve,
 		.truncate = fake_truncate,
 		.step = fake_step,
@@ -357,6 +373,53 @@ static void test_truncate_and_again(void **state)
 	assert_int_equal(fake.n_steps - n_steps, 5);
 	assert_int_equal(fake.finished[2]->generate.finished.prompt_tokens, 52);
 	assert_int_equal(fake.finished[2]->generate.finished.cached_tokens, 51);
+	end_scheduler(s);
+}
+
+/* Of a session that generates: what both go on with is what one would have. */
+static void test_fork(void **state)
+{
+	struct scheduler *s = new_scheduler();
+	uint64_t session = open_prompt(s, CLIENT, 20, 3);
+	uint64_t forks[2];
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(scheduler_fork(s, OTHER, session, 0, &e, &forks[0]), -ENOENT);
+	generate(s, CLIENT, session, 0, 30);
+	for (uint32_t i = 0; i < 7; i++)
+		step(s);
+	assert_int_equal(fake.n_tokens[0], 6);
+	check_ok(scheduler_fork(s, CLIENT, session, 0, &e, &forks[0]), &e);
+	check_ok(scheduler_fork(s, CLIENT, session, 20, &e, &forks[1]), &e);
+	assert_int_equal(scheduler_get_counters(s)->n_sessions, 3);
+	generate(s, CLIENT, forks[0], 1, 10);
+	generate(s, CLIENT, forks[1], 2, 30);
+	run(s);
+	expect_tokens(0, 20, 3, 30);
+	expect_tokens(2, 20, 3, 30);
+	assert_memory_equal(fake.tokens[1], fake.tokens[0] + 6, 10 * sizeof(uint32_t));
+	assert_int_equal(fake.finished[1]->generate.finished.cached_tokens, 25);
+	assert_int_equal(fake.finished[2]->generate.finished.cached_tokens, 19);
+	/* One that cannot be made leaves nothing. */
+	assert_int_equal(scheduler_fork(s, CLIENT, session, 51, &e, &forks[0]), -EINVAL);
+	fake.no_pages_slot = 3;
+	assert_int_equal(scheduler_fork(s, CLIENT, session, 0, &e, &forks[0]), -ENOSPC);
+	assert_int_equal(scheduler_get_counters(s)->n_sessions, 3);
+	assert_false(fake.is_open[3]);
+	/* With nothing on the device there is nothing to share: the tokens go along. */
+	scheduler_detach(s);
+	check_ok(scheduler_fork(s, CLIENT, session, 20, &e, &forks[0]), &e);
+	const struct scheduler_params params = {.n_sessions = N_SESSIONS,
+		.n_ctx = N_CTX,
+		.n_rows = N_ROWS,
+		.n_vocab = N_VOCAB,
+		.max_text_bytes = 4};
+	fake.no_pages_slot = N_SESSIONS;
+	check_ok(scheduler_attach(s, &params, false, &e), &e);
+	generate(s, CLIENT, forks[0], 3, 5);
+	run(s);
+	expect_tokens(3, 20, 3, 5);
 	end_scheduler(s);
 }
 
@@ -613,6 +676,7 @@ int main(void)
 		CASE(test_batch_equals_alone),
 		CASE(test_fair_shares),
 		CASE(test_truncate_and_again),
+		CASE(test_fork),
 		CASE(test_context_full),
 		CASE(test_cancel_and_close),
 		CASE(test_disconnect),

@@ -72,6 +72,53 @@ static void test_truncate(void **state)
 	session_close(&s);
 }
 
+static void test_fork(void **state)
+{
+	static const char cut[] = {'a', (char)0xe2, (char)0x82};
+	struct session from;
+	struct session s = {0};
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	open_with(&from, 6);
+	from.n_cached = 4;
+	assert_int_equal(session_open(&s, 6, 1, SLOT + 1, 5), 0);
+	assert_int_equal(session_fork(&s, &from, 7, &e), -EINVAL);
+	assert_string_equal(e.text, "fork: 6 tokens in the session, 7 asked");
+	assert_int_equal(session_fork(&s, &from, 6, &e), -ENOSPC);
+	assert_string_equal(e.text, "context: 5 tokens, 6 asked");
+	assert_int_equal(session_fork(&s, &from, 3, &e), 0);
+	assert_int_equal(s.n_tokens, 3);
+	assert_int_equal(s.n_cached, 3);
+	assert_memory_equal(s.tokens, ids, 3 * sizeof(*ids));
+	session_close(&s);
+	/* A character that was cut at the end goes on in either. */
+	struct message *m = new_generate(1);
+	assert_int_equal(session_start(&from, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_accept(&from, 9, false, cut, sizeof(cut), 0, &n_ready),
+		MESSAGE_REASON_LENGTH);
+	assert_int_equal(n_ready, 1);
+	holdback_drop(&from.text, n_ready);
+	message_free(session_finish(&from, MESSAGE_REASON_LENGTH));
+	assert_int_equal(session_open(&s, 7, 1, SLOT + 1, N_CTX), 0);
+	assert_int_equal(session_fork(&s, &from, 7, &e), 0);
+	assert_int_equal(s.n_cached, 4);
+	assert_int_equal(s.text.n_bytes, 2);
+	assert_memory_equal(s.text.text, cut + 1, 2);
+	session_close(&s);
+	/* From before it there is nothing to go on with. */
+	assert_int_equal(session_open(&s, 8, 1, SLOT + 1, N_CTX), 0);
+	assert_int_equal(session_fork(&s, &from, 6, &e), 0);
+	assert_int_equal(s.text.n_bytes, 0);
+	session_close(&s);
+	session_rebase(&from, SLOT, N_CTX, true);
+	assert_int_equal(session_open(&s, 9, 1, SLOT + 1, N_CTX), 0);
+	assert_int_equal(session_fork(&s, &from, 1, &e), -ESTALE);
+	session_close(&s);
+	session_close(&from);
+}
+
 static void test_start_refusals(void **state)
 {
 	struct session s;
@@ -220,6 +267,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_append),
 		CASE(test_truncate),
+		CASE(test_fork),
 		CASE(test_start_refusals),
 		CASE(test_length),
 		CASE(test_end_token),
