@@ -56,9 +56,12 @@
 #define ABI_EXPERTS_ROWS_ROUTE 1  /* the same, chosen from the logits on the way; MIX: no such */
 #define ABI_EXPERTS_ROWS_GROUP 2  /* of a group, all of one expert */
 
-/* attention: query heads of one subgroup, all of the same key head. */
+/* attention: query heads of one workgroup, all of the same key head. */
 #define ABI_ATTENTION_SPEC_HEADS (ABI_SPEC_KERNEL + 0)
 #define ABI_ATTENTION_SPEC_HEAD_DIM (ABI_SPEC_KERNEL + 1)
+#define ABI_ATTENTION_SPEC_LANES (ABI_SPEC_KERNEL + 2)  /* that share a key */
+#define ABI_ATTENTION_SPEC_SPLITS (ABI_SPEC_KERNEL + 3) /* subgroups of a workgroup */
+#define ABI_ATTENTION_UNROLL 4                          /* keys of a lane in one round */
 
 /* One row of a step, in io memory: one token of one session. */
 struct abi_row {
@@ -118,7 +121,8 @@ struct abi_attention {
 	ABI_U32 n_head_kv;
 	ABI_U32 n_slot_pages;
 	ABI_U32 layer;
-	ABI_F32 scale; /* 1 / sqrt(head_dim) */
+	ABI_U32 window; /* keys that a row sees, its own among them; 0: all */
+	ABI_F32 scale;  /* 1 / sqrt(head_dim) */
 };
 
 /* An expert that a row takes, and how much of it. */
@@ -264,7 +268,7 @@ struct abi_checksum {
 	ABI_U32 pad;
 };
 
-/* Positions of a page; the same as KV_PAGE_TOKENS of workerd/kv.h. */
+/* Positions of a page; the same as KV_PAGE_TOKENS of workerd/kv-layout.h. */
 #define ABI_KV_PAGE_TOKENS 32
 
 #endif

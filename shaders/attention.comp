@@ -3,120 +3,228 @@
 /*
  * y[i][h] = sum over keys j of softmax_j(scale q[i][h] . k[j][h / group]) v[j][h / group]
  *
- * over the keys j = 0 .. rows[i].position of the row's session, group = n_head / n_head_kv.
+ * over the keys j of the row's session up to p = rows[i].position, all of them or, with a window,
+ * those of p - window < j <= p; group = n_head / n_head_kv.
  *
- * Shapes: qkv [m][(n_head + 2 n_head_kv) HEAD_DIM] f32, pages as in workerd/kv.h (f16),
- * y [m][n_head HEAD_DIM] f32. HEAD_DIM is even.
- * Grid: x: ceil(n_head / HEADS / subgroups of a workgroup), a subgroup HEADS query heads that share
- * a key head; y: m.
+ * Shapes: qkv [m][(n_head + 2 n_head_kv) HEAD_DIM] f32, pages as in workerd/kv-layout.h (KV_F16 or
+ * KV_Q8_0), y [m][n_head HEAD_DIM] f32.
+ * Grid: x: n_head / HEADS workgroups of SPLITS subgroups, HEADS query heads that share a key head;
+ * y: m.
  * Bindings: none; addresses in struct abi_attention. Rows beyond *m are not computed.
  *
- * The lanes share the elements of a head, two (a word of f16) at a time; keys are taken BLOCK at a
- * time with a running maximum (online softmax), so that the order depends on the position alone.
+ * LANES lanes share a key, each with 16 bytes of it at a time, so that a subgroup has KEYS keys at
+ * once, and takes BLOCK a round with a running maximum (online softmax) for each group of lanes.
+ * Subgroup s of a workgroup takes every SPLITS-th block. In the end the groups are added together,
+ * then the subgroups through shared memory. So the order of sums depends on the position alone.
+ *
+ * The software driver allows an invocation 65,535 rounds: SPLITS is chosen so that the longest
+ * context needs fewer.
  */
-#include "common.glsl"
+#include "kv.glsl"
 
 layout(constant_id = ABI_ATTENTION_SPEC_HEADS) const int HEADS = 1;
 layout(constant_id = ABI_ATTENTION_SPEC_HEAD_DIM) const uint HEAD_DIM = 64;
+layout(constant_id = ABI_ATTENTION_SPEC_LANES) const uint LANES = 8; /* a power of two */
+layout(constant_id = ABI_ATTENTION_SPEC_SPLITS) const uint SPLITS = 1;
 
-const int BLOCK = 4; /* keys; divides ABI_KV_PAGE_TOKENS */
-const uint N_WORDS = HEAD_DIM / 2;
-const int LANE_WORDS = int((N_WORDS + SUBGROUP - 1) / SUBGROUP);
+const int VEC = int(KV_VEC);
+const uint N_VECS = (HEAD_DIM + KV_VEC - 1) / KV_VEC;
+const int LANE_VECS = int((N_VECS + LANES - 1) / LANES);
+const int LANE_SIZE = LANE_VECS * VEC;
+const uint KEYS = SUBGROUP / LANES;
+const int UNROLL = ABI_ATTENTION_UNROLL;
+const uint BLOCK = UNROLL * KEYS; /* divides ABI_KV_PAGE_TOKENS */
 
 layout(push_constant, std430) uniform Push
 {
 	abi_attention push;
 };
 
-/* Word w of the lane: in the head, and clamped to it for loads of lanes beyond its end. */
-uint word_at(int w)
-{
-	return lane() + uint(w) * SUBGROUP;
-}
+/* Of each subgroup: highest and weight of each head, then its sums. */
+const uint PART = HEADS * (HEAD_DIM + 2);
+shared float parts[SPLITS * PART];
 
-uint word_in(int w)
-{
-	return min(word_at(w), N_WORDS - 1);
-}
-
-/* The state of the sums: of the elements that the lane has, of each head. */
-vec2 q[HEADS][LANE_WORDS];
-vec2 sums[HEADS][LANE_WORDS];
+/* The state of the sums: of the numbers that the lane has, of each head. */
+float q[HEADS][LANE_SIZE];
+float sums[HEADS][LANE_SIZE];
 float highest[HEADS]; /* score so far */
 float weight[HEADS];  /* sum of exp(score - highest) */
 
 const float LOWEST = -3.4e38; /* below any score */
 
+/* Vector w of the lane: in the head, and clamped to it for loads of lanes beyond its end. */
+uint vec_at(int w)
+{
+	return lane() % LANES + uint(w) * LANES;
+}
+
+uint vec_in(int w)
+{
+	return min(vec_at(w), N_VECS - 1);
+}
+
+/* Which of the keys that a subgroup has at once. */
+uint group()
+{
+	return lane() / LANES;
+}
+
 void load_queries(uvec2 x_row, uint h0)
 {
 	[[unroll]] for (int h = 0; h < HEADS; h++) {
 		Floats x = Floats(address_at(x_row, h0 + h, 4 * HEAD_DIM));
-		[[unroll]] for (int w = 0; w < LANE_WORDS; w++) {
-			uint at = 2 * word_in(w);
-			vec2 v = push.scale * vec2(x.at[at], x.at[at + 1]);
-			q[h][w] = word_at(w) < N_WORDS ? v : vec2(0.0);
-			sums[h][w] = vec2(0.0);
+		[[unroll]] for (int w = 0; w < LANE_VECS; w++) {
+			[[unroll]] for (int e = 0; e < VEC; e++) {
+				uint at = vec_at(w) * KV_VEC + e;
+				float v = push.scale * x.at[min(at, HEAD_DIM - 1)];
+				q[h][w * VEC + e] = at < HEAD_DIM ? v : 0.0;
+				sums[h][w * VEC + e] = 0.0;
+			}
 		}
 		highest[h] = LOWEST;
 		weight[h] = 0.0;
 	}
 }
 
-/* The scores of a key, whose words begin at `at`, with each head. */
-void score(Words keys, uint at, out float dots[HEADS])
+/* Numbers of 16 bytes, without their scale; what is behind the head is 0. */
+void unpack(uvec4 raw, int w, out float v[VEC])
+{
+#if defined(KV_Q8_0)
+	[[unroll]] for (int e = 0; e < VEC; e++)
+		v[e] = byte_float(raw[e / 4], e % 4);
+#else
+	[[unroll]] for (int e = 0; e < VEC; e += 2) {
+		vec2 pair = unpackHalf2x16(raw[e / 2]);
+		v[e] = pair.x;
+		v[e + 1] = pair.y;
+	}
+#endif
+	if (HEAD_DIM % KV_VEC != 0) {
+		[[unroll]] for (int e = 0; e < VEC; e++)
+			v[e] = vec_in(w) * KV_VEC + e < HEAD_DIM ? v[e] : 0.0;
+	}
+}
+
+/* The scale of vector w of a row. */
+float scale_at(Halves scales, uint row, int w)
+{
+#if defined(KV_Q8_0)
+	uint at = row * kv_scales(HEAD_DIM) + vec_in(w) * KV_VEC / KV_BLOCK;
+
+	return unpackHalf2x16(uint(scales.at[at])).x;
+#else
+	return 1.0;
+#endif
+}
+
+/* The sum over the lanes that share a key, in each of them. */
+float sum_group(float v)
+{
+	[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
+		uint d = LANES >> level;
+		if (d > 0)
+			v += subgroupShuffleXor(v, d);
+	}
+	return v;
+}
+
+/* The scores of a key with each head. */
+void score(Quads keys, Halves scales, uint row, out float dots[HEADS])
 {
 	[[unroll]] for (int h = 0; h < HEADS; h++)
 		dots[h] = 0.0;
-	[[unroll]] for (int w = 0; w < LANE_WORDS; w++) {
-		vec2 k = unpackHalf2x16(keys.at[at + word_in(w)]);
+	[[unroll]] for (int w = 0; w < LANE_VECS; w++) {
+		float k[VEC];
+		float scale = scale_at(scales, row, w);
+		unpack(keys.at[row * N_VECS + vec_in(w)], w, k);
 		[[unroll]] for (int h = 0; h < HEADS; h++) {
-			dots[h] = fma(q[h][w].x, k.x, dots[h]);
-			dots[h] = fma(q[h][w].y, k.y, dots[h]);
+			float dot = 0.0;
+			[[unroll]] for (int e = 0; e < VEC; e++)
+				dot = fma(q[h][w * VEC + e], k[e], dot);
+			dots[h] = fma(scale, dot, dots[h]);
 		}
 	}
 	[[unroll]] for (int h = 0; h < HEADS; h++)
-		dots[h] = sum_lanes(dots[h]);
+		dots[h] = sum_group(dots[h]);
 }
 
 /* Scores of a block become weights of its values; what was summed before shrinks to their scale. */
-void weigh(int h, inout float p[BLOCK])
+void weigh(int h, inout float p[UNROLL])
 {
 	float top = highest[h];
 
-	[[unroll]] for (int b = 0; b < BLOCK; b++)
+	[[unroll]] for (int b = 0; b < UNROLL; b++)
 		top = max(top, p[b]);
 	float shrink = exp(highest[h] - top);
 	highest[h] = top;
 	weight[h] *= shrink;
-	[[unroll]] for (int w = 0; w < LANE_WORDS; w++)
-		sums[h][w] *= shrink;
-	[[unroll]] for (int b = 0; b < BLOCK; b++) {
+	[[unroll]] for (int e = 0; e < LANE_SIZE; e++)
+		sums[h][e] *= shrink;
+	[[unroll]] for (int b = 0; b < UNROLL; b++) {
 		p[b] = exp(p[b] - top);
 		weight[h] += p[b];
 	}
 }
 
-/* Adds keys j0 to j0 + BLOCK of a page; `words`: of one position, at: of the head in it. */
-void add_block(Words keys, Words values, uint words, uint at, uint j0, uint last)
+/* The row of key j0 + b * KEYS + group(), or of the nearest one of those that count. */
+uint row_at(uint head, uint j0, int b, uint first, uint last)
 {
-	float p[HEADS][BLOCK];
+	return kv_row(head, clamp(j0 + b * KEYS + group(), first, last));
+}
 
-	[[unroll]] for (int b = 0; b < BLOCK; b++) {
-		/* Keys behind the row's own weigh nothing; its own is read in their place. */
-		uint j = min(j0 + b, last) % ABI_KV_PAGE_TOKENS;
+/* Adds the keys from j0 on, of [first, last]. Of a lane that has none of them the others' weight
+   takes nothing: its highest score stays LOWEST. */
+void add_block(uvec2 keys_at, uvec2 values_at, uint head, uint j0, uint first, uint last)
+{
+	Quads keys = Quads(keys_at), values = Quads(values_at);
+	Halves key_scales = Halves(kv_scales_at(keys_at, push.n_head_kv, HEAD_DIM));
+	Halves value_scales = Halves(kv_scales_at(values_at, push.n_head_kv, HEAD_DIM));
+	float p[HEADS][UNROLL];
+
+	[[unroll]] for (int b = 0; b < UNROLL; b++) {
+		uint j = j0 + b * KEYS + group();
 		float dots[HEADS];
-		score(keys, j * words + at, dots);
+		score(keys, key_scales, row_at(head, j0, b, first, last), dots);
 		[[unroll]] for (int h = 0; h < HEADS; h++)
-			p[h][b] = j0 + b <= last ? dots[h] : LOWEST;
+			p[h][b] = j >= first && j <= last ? dots[h] : LOWEST;
 	}
 	[[unroll]] for (int h = 0; h < HEADS; h++)
 		weigh(h, p[h]);
-	[[unroll]] for (int b = 0; b < BLOCK; b++) {
-		uint j = min(j0 + b, last) % ABI_KV_PAGE_TOKENS;
-		[[unroll]] for (int w = 0; w < LANE_WORDS; w++) {
-			vec2 v = unpackHalf2x16(values.at[j * words + at + word_in(w)]);
-			[[unroll]] for (int h = 0; h < HEADS; h++)
-				sums[h][w] = fma(vec2(p[h][b]), v, sums[h][w]);
+	[[unroll]] for (int b = 0; b < UNROLL; b++) {
+		uint row = row_at(head, j0, b, first, last);
+		[[unroll]] for (int w = 0; w < LANE_VECS; w++) {
+			float v[VEC];
+			float scale = scale_at(value_scales, row, w);
+			unpack(values.at[row * N_VECS + vec_in(w)], w, v);
+			[[unroll]] for (int h = 0; h < HEADS; h++) {
+				float part = p[h][b] * scale;
+				[[unroll]] for (int e = 0; e < VEC; e++)
+					sums[h][w * VEC + e] =
+						fma(part, v[e], sums[h][w * VEC + e]);
+			}
+		}
+	}
+}
+
+/* The sums of all groups, in the lanes of each. */
+void add_groups()
+{
+	[[unroll]] for (int level = 0; level < MAX_LEVELS; level++) {
+		uint d = LANES << level;
+		if (d >= SUBGROUP)
+			continue;
+		[[unroll]] for (int h = 0; h < HEADS; h++) {
+			float other = subgroupShuffleXor(highest[h], d);
+			float top = max(highest[h], other);
+			float mine = exp(highest[h] - top), theirs = exp(other - top);
+			float more = theirs * subgroupShuffleXor(weight[h], d);
+
+			highest[h] = top;
+			weight[h] = fma(mine, weight[h], more);
+			[[unroll]] for (int e = 0; e < LANE_SIZE; e++) {
+				more = theirs * subgroupShuffleXor(sums[h][e], d);
+				sums[h][e] = fma(mine, sums[h][e], more);
+			}
 		}
 	}
 }
@@ -125,36 +233,78 @@ void store(uvec2 y_row, uint h0)
 {
 	[[unroll]] for (int h = 0; h < HEADS; h++) {
 		FloatsOut y = FloatsOut(address_at(y_row, h0 + h, 4 * HEAD_DIM));
-		[[unroll]] for (int w = 0; w < LANE_WORDS; w++) {
-			vec2 v = sums[h][w] / weight[h];
-			if (word_at(w) < N_WORDS) {
-				y.at[2 * word_at(w)] = v.x;
-				y.at[2 * word_at(w) + 1] = v.y;
-			}
+		[[unroll]] for (int e = 0; e < LANE_SIZE; e++) {
+			uint at = vec_at(e / VEC) * KV_VEC + e % VEC;
+			if (at < HEAD_DIM && group() == 0)
+				y.at[at] = sums[h][e] / weight[h];
 		}
+	}
+}
+
+/* This subgroup's sums, for the workgroup. */
+void share()
+{
+	[[unroll]] for (int h = 0; h < HEADS; h++) {
+		uint base = gl_SubgroupID * PART + h * (HEAD_DIM + 2);
+
+		if (lane() == 0) {
+			parts[base] = highest[h];
+			parts[base + 1] = weight[h];
+		}
+		[[unroll]] for (int e = 0; e < LANE_SIZE; e++) {
+			uint at = vec_at(e / VEC) * KV_VEC + e % VEC;
+			if (at < HEAD_DIM && group() == 0)
+				parts[base + 2 + at] = sums[h][e];
+		}
+	}
+}
+
+/* Adds what the subgroups shared, each invocation some numbers of y. */
+void add_splits(uvec2 y_row, uint h0)
+{
+	for (uint i = gl_LocalInvocationIndex; i < HEADS * HEAD_DIM; i += LOCAL_SIZE) {
+		uint base = i / HEAD_DIM * (HEAD_DIM + 2), e = i % HEAD_DIM;
+		float top = LOWEST, y = 0.0, n = 0.0;
+
+		[[unroll]] for (uint s = 0; s < SPLITS; s++)
+			top = max(top, parts[s * PART + base]);
+		[[unroll]] for (uint s = 0; s < SPLITS; s++) {
+			float mine = exp(parts[s * PART + base] - top);
+			n = fma(mine, parts[s * PART + base + 1], n);
+			y = fma(mine, parts[s * PART + base + 2 + e], y);
+		}
+		FloatsOut(address_at(y_row, h0 + i / HEAD_DIM, 4 * HEAD_DIM)).at[e] = y / n;
 	}
 }
 
 void main()
 {
 	uint i = gl_WorkGroupID.y;
-	uint h0 = subgroup_x() * HEADS;
+	uint h0 = gl_WorkGroupID.x * HEADS;
 
-	if (i >= Words(push.m).at[0] || h0 >= push.n_head)
+	if (i >= Words(push.m).at[0])
 		return;
 	abi_row row = Rows(push.rows).at[i];
 	uint n_x_bytes = 4 * HEAD_DIM * (push.n_head + 2 * push.n_head_kv);
+	uvec2 y_row = address_at(push.y, i, 4 * HEAD_DIM * push.n_head);
 	load_queries(address_at(push.qkv, i, n_x_bytes), h0);
 
-	uint words = push.n_head_kv * N_WORDS;
-	uint at = h0 / (push.n_head / push.n_head_kv) * N_WORDS;
-	uint first = 2 * push.layer * ABI_KV_PAGE_TOKENS;
-	for (uint j0 = 0; j0 <= row.position; j0 += BLOCK) {
+	uint head = h0 / (push.n_head / push.n_head_kv);
+	uint last = row.position;
+	uint first = push.window > 0 && last >= push.window ? last + 1 - push.window : 0;
+	for (uint j0 = (first / BLOCK + gl_SubgroupID) * BLOCK; j0 <= last; j0 += SPLITS * BLOCK) {
 		uint entry = row.slot * push.n_slot_pages + j0 / ABI_KV_PAGE_TOKENS;
 		uvec2 page = Pairs(push.table).at[entry];
-		Words keys = Words(address_at(page, first, 4 * words));
-		Words values = Words(address_at(page, first + ABI_KV_PAGE_TOKENS, 4 * words));
-		add_block(keys, values, words, at, j0, row.position);
+		uvec2 keys_at = kv_part_at(page, 2 * push.layer, push.n_head_kv, HEAD_DIM);
+		uvec2 values_at = kv_part_at(page, 2 * push.layer + 1, push.n_head_kv, HEAD_DIM);
+		add_block(keys_at, values_at, head, j0, first, last);
 	}
-	store(address_at(push.y, i, 4 * HEAD_DIM * push.n_head), h0);
+	add_groups();
+	if (SPLITS == 1) {
+		store(y_row, h0);
+		return;
+	}
+	share();
+	barrier();
+	add_splits(y_row, h0);
 }

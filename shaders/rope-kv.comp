@@ -8,9 +8,13 @@
  *	b[i + h] = a[i + h] cos t + a[i] sin t              (NEOX: the halves rotate against each other)
  *	b[i] = a[i]                                         i >= n_rot
  *
- * q is changed in place; k (as b) and v (as it is) go to the row's page as f16.
+ * q is changed in place; k (as b) and v (as it is) go to the row's page, as f16 or in blocks of 32
+ * numbers (Q8_0):
  *
- * Shapes: qkv [m][(n_head + 2 n_head_kv) head_dim] f32, pages as in workerd/kv.h.
+ *	scale = largest |x| / 127 as f16, and each number round(x / that before it was rounded)
+ *
+ * Shapes: qkv [m][(n_head + 2 n_head_kv) head_dim] f32, pages as in workerd/kv-layout.h (KV_F16 or
+ * KV_Q8_0).
  * Grid: x: ceil((n_head + n_head_kv) / subgroups of a workgroup), a subgroup a head of q or of k
  * and v; y: m.
  * Bindings: none; addresses in struct abi_rope_kv. Rows beyond *m are not computed.
@@ -20,7 +24,7 @@
  * angle of up to 10^5 radians. What is left is at most an eighth of a turn, where short polynomials
  * reach float accuracy; Vulkan promises only 2^-11 of sin and cos.
  */
-#include "common.glsl"
+#include "kv.glsl"
 
 layout(push_constant, std430) uniform Push
 {
@@ -55,6 +59,108 @@ vec2 rotation(uvec2 turns, uint position)
 	return (quarter & 2) == 0 ? r : -r;
 }
 
+Floats x;       /* the head as it came */
+Floats gain;
+float scale;    /* of the norm */
+uint position;
+
+/* Number e of the head, normed. */
+float normed(uint e)
+{
+	return x.at[e] * scale * gain.at[e];
+}
+
+#if defined(KV_Q8_0)
+
+/* Number e of the head, normed and rotated. */
+float rotated(uint e)
+{
+	uint n_half = push.n_rot / 2;
+
+	if (e >= 2 * n_half)
+		return normed(e);
+	bool is_low = e < n_half;
+	vec2 r = rotation(Pairs(push.turns).at[is_low ? e : e - n_half], position);
+	float a0 = normed(is_low ? e : e - n_half), a1 = normed(is_low ? e + n_half : e);
+	return is_low ? fma(a0, r.x, -(a1 * r.y)) : fma(a1, r.x, a0 * r.y);
+}
+
+/*
+ * Puts v or, rotated, k into its row: eight lanes share a block, four numbers each, a word. What is
+ * behind the head in the last word is 0.
+ */
+void store_blocks(uvec2 part_at, uint row, bool is_key, Floats values)
+{
+	uint dim = push.head_dim, n_scales = kv_scales(dim);
+	uvec2 scales_at = kv_scales_at(part_at, push.n_head_kv, dim);
+	WordsOut words = WordsOut(address_at(part_at, row, kv_row_bytes(dim)));
+	HalvesOut scales = HalvesOut(address_at(scales_at, row, 2 * n_scales));
+
+	for (uint block = lane() / 8; block < n_scales; block += SUBGROUP / 8) {
+		uint e0 = block * KV_BLOCK + 4 * (lane() % 8);
+		vec4 v = vec4(0.0);
+		[[unroll]] for (uint i = 0; i < 4; i++)
+			if (e0 + i < dim)
+				v[i] = is_key ? rotated(e0 + i) : values.at[e0 + i];
+		vec4 magnitude = abs(v);
+		float top = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
+		[[unroll]] for (uint d = 1; d < 8; d *= 2)
+			top = max(top, subgroupShuffleXor(top, d));
+		float d = top / 127.0;
+		float inverse = d > 0.0 ? 1.0 / d : 0.0;
+		/* Away from 0 at the middle, as round() of C. */
+		ivec4 n = ivec4(sign(v) * floor(fma(magnitude, vec4(inverse), vec4(0.5))));
+		n = clamp(n, -127, 127);
+		if (e0 < dim)
+			words.at[e0 / 4] = (uint(n.x) & 255) | (uint(n.y) & 255) << 8 |
+					   (uint(n.z) & 255) << 16 | uint(n.w) << 24;
+		if (lane() % 8 == 0)
+			scales.at[block] = float16_t(d);
+	}
+}
+
+void store_kv(uvec2 keys_at, uvec2 values_at, uint row, Floats v)
+{
+	store_blocks(keys_at, row, true, v);
+	store_blocks(values_at, row, false, v);
+}
+
+#else
+
+void store_kv(uvec2 keys_at, uvec2 values_at, uint row, Floats v)
+{
+	uint dim = push.head_dim, n_half = push.n_rot / 2;
+	HalvesOut k = HalvesOut(address_at(keys_at, row, kv_row_bytes(dim)));
+	HalvesOut v_out = HalvesOut(address_at(values_at, row, kv_row_bytes(dim)));
+
+	for (uint e = lane(); e < n_half; e += SUBGROUP) {
+		vec2 r = rotation(Pairs(push.turns).at[e], position);
+		float a0 = normed(e), a1 = normed(e + n_half);
+		k.at[e] = float16_t(fma(a0, r.x, -(a1 * r.y)));
+		k.at[e + n_half] = float16_t(fma(a1, r.x, a0 * r.y));
+	}
+	for (uint e = 2 * n_half + lane(); e < dim; e += SUBGROUP)
+		k.at[e] = float16_t(normed(e));
+	for (uint e = lane(); e < dim; e += SUBGROUP)
+		v_out.at[e] = float16_t(v.at[e]);
+}
+
+#endif
+
+void turn_query(FloatsOut q)
+{
+	uint n_half = push.n_rot / 2;
+
+	for (uint e = lane(); e < n_half; e += SUBGROUP) {
+		vec2 r = rotation(Pairs(push.turns).at[e], position);
+		float a0 = normed(e), a1 = normed(e + n_half);
+		q.at[e] = fma(a0, r.x, -(a1 * r.y));
+		q.at[e + n_half] = fma(a1, r.x, a0 * r.y);
+	}
+	for (uint e = 2 * n_half + lane(); e < push.head_dim; e += SUBGROUP)
+		q.at[e] = normed(e);
+}
+
 void main()
 {
 	uint i = gl_WorkGroupID.y;
@@ -67,53 +173,22 @@ void main()
 	abi_row row = Rows(push.rows).at[i];
 	uvec2 qkv = address_at(push.qkv, i, 4 * dim * (push.n_head + 2 * push.n_head_kv));
 	uvec2 x_at = address_at(qkv, head, 4 * dim);
-	Floats x = Floats(x_at);
-	FloatsOut q = FloatsOut(x_at);
-	Floats gain = Floats(is_q ? push.q_gain : push.k_gain);
-
-	/* The place of this position's keys in its page; the values lie a page's tokens further on. */
-	uint kv_width = push.n_head_kv * dim;
-	uint entry = row.slot * push.n_slot_pages + row.position / ABI_KV_PAGE_TOKENS;
-	uint token = 2 * push.layer * ABI_KV_PAGE_TOKENS + row.position % ABI_KV_PAGE_TOKENS;
-	uvec2 k_at = uvec2(0);
-	if (!is_q) {
-		k_at = address_at(Pairs(push.table).at[entry], token, 2 * kv_width);
-		k_at = address_at(k_at, head - push.n_head, 2 * dim);
-	}
-	HalvesOut k = HalvesOut(k_at);
+	x = Floats(x_at);
+	gain = Floats(is_q ? push.q_gain : push.k_gain);
+	position = row.position;
 
 	float squares = 0.0;
 	for (uint e = lane(); e < dim; e += SUBGROUP)
 		squares = fma(x.at[e], x.at[e], squares);
-	float scale = norm_scale(sum_lanes(squares), dim, push.eps);
-
-	uint n_half = push.n_rot / 2;
-	for (uint e = lane(); e < n_half; e += SUBGROUP) {
-		vec2 r = rotation(Pairs(push.turns).at[e], row.position);
-		float a0 = x.at[e] * scale * gain.at[e];
-		float a1 = x.at[e + n_half] * scale * gain.at[e + n_half];
-		float b0 = fma(a0, r.x, -(a1 * r.y));
-		float b1 = fma(a1, r.x, a0 * r.y);
-		if (is_q) {
-			q.at[e] = b0;
-			q.at[e + n_half] = b1;
-		} else {
-			k.at[e] = float16_t(b0);
-			k.at[e + n_half] = float16_t(b1);
-		}
-	}
-	for (uint e = 2 * n_half + lane(); e < dim; e += SUBGROUP) {
-		float a = x.at[e] * scale * gain.at[e];
-		if (is_q)
-			q.at[e] = a;
-		else
-			k.at[e] = float16_t(a);
-	}
-	if (is_q)
+	scale = norm_scale(sum_lanes(squares), dim, push.eps);
+	if (is_q) {
+		turn_query(FloatsOut(x_at));
 		return;
-
-	Floats v = Floats(address_at(x_at, push.n_head_kv, 4 * dim));
-	HalvesOut v_out = HalvesOut(address_at(k_at, ABI_KV_PAGE_TOKENS, 2 * kv_width));
-	for (uint e = lane(); e < dim; e += SUBGROUP)
-		v_out.at[e] = float16_t(v.at[e]);
+	}
+	uint entry = row.slot * push.n_slot_pages + position / ABI_KV_PAGE_TOKENS;
+	uvec2 page = Pairs(push.table).at[entry];
+	uvec2 keys_at = kv_part_at(page, 2 * push.layer, push.n_head_kv, dim);
+	uvec2 values_at = kv_part_at(page, 2 * push.layer + 1, push.n_head_kv, dim);
+	store_kv(keys_at, values_at, kv_row(head - push.n_head, position),
+		Floats(address_at(x_at, push.n_head_kv, 4 * dim)));
 }

@@ -79,6 +79,7 @@ struct graph_op {
 			uint32_t qkv;
 			uint32_t y;
 			uint32_t layer;
+			uint32_t window; /* keys that a row sees; 0: all */
 		} attention;
 		struct graph_routing route; /* logits are read, the rest is written */
 		struct {

@@ -155,16 +155,16 @@ static int kv_lay_out(struct kv *kv, struct err *ret_err)
 {
 	const struct kv_params *p = &kv->params;
 	uint64_t max_bytes = vk_device_get_info(kv->device)->max_alloc_bytes;
-	uint64_t n_row = (uint64_t)p->n_head_kv * p->head_dim;
+	struct kv_layout layout;
 	uint64_t n_bytes;
 	uint64_t n_pages;
 	uint64_t n_memory_pages;
 
-	if (!p->n_layers || !n_row || !p->n_slots || p->n_slots > MAX_SLOTS || !p->n_ctx ||
-		!p->n_tokens)
+	if (!p->n_layers || !p->n_head_kv || !p->head_dim || !p->n_slots ||
+		p->n_slots > MAX_SLOTS || !p->n_ctx || !p->n_tokens)
 		return err_set(ret_err, EINVAL, "kv: a size is zero or too large");
-	if (__builtin_mul_overflow(n_row, 2ull * KV_PAGE_TOKENS * sizeof(uint16_t), &n_bytes) ||
-		__builtin_mul_overflow(n_bytes, p->n_layers, &n_bytes) ||
+	if (kv_layout_get(p->type, p->n_head_kv, p->head_dim, &layout) ||
+		__builtin_mul_overflow(layout.n_part_bytes, 2ull * p->n_layers, &n_bytes) ||
 		!bytes_align(n_bytes, PAGE_ALIGN, &n_bytes) || n_bytes > max_bytes)
 		return err_set(ret_err, EINVAL,
 			"kv: a page of %u layers, %u heads of %u: expected at most %llu bytes",

@@ -7,7 +7,7 @@
  * of KV_PAGE_TOKENS positions in every layer; table entries are 64-bit device addresses in io
  * memory, so that recorded commands stay valid when pages move.
  *
- *	page: [n_layers][2: k, v][KV_PAGE_TOKENS][n_head_kv * head_dim] f16
+ *	page: see workerd/kv-layout.h
  *	table: [n_slots][n_slot_pages] u64, 0 where there is no page
  *
  * Engine thread, between steps: the table is read by a step in flight. Pages are cleared before a
@@ -16,15 +16,15 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/kv-layout.h"
 
 struct err;
 struct kv;
 struct vk_device;
 struct vk_slice;
 
-enum { KV_PAGE_TOKENS = 32 };
-
 struct kv_params {
+	enum kv_layout_type type;
 	uint32_t n_layers;
 	uint32_t n_head_kv;
 	uint32_t head_dim; /* of k and of v */

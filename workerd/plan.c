@@ -179,6 +179,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.expert_tables = vk_memory_get_address(p->scratch) + constants_at + n_turn_bytes,
 		.table = kv_get_table_address(p->kv),
 		.n_slot_pages = kv_get_slot_pages(p->kv),
+		.kv_type = kv_get_params(p->kv)->type,
 	};
 	if (n_constant_bytes == 0)
 		return 0;

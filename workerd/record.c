@@ -80,6 +80,7 @@ static int record_rope_kv(const struct recorder *r, const struct graph_op *op)
 		.n_rot = r->g->n_rot,
 		.n_slot_pages = r->a->n_slot_pages,
 		.layer = op->rope_kv.layer,
+		.kv_type = r->a->kv_type,
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
@@ -100,6 +101,8 @@ static int record_attention(const struct recorder *r, const struct graph_op *op)
 		.head_dim = r->g->head_dim,
 		.n_slot_pages = r->a->n_slot_pages,
 		.layer = op->attention.layer,
+		.window = op->attention.window,
+		.kv_type = r->a->kv_type,
 		.n_rows = r->n_rows,
 	};
 

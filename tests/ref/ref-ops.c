@@ -63,6 +63,31 @@ void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_
 	assert(!"a block format without reference");
 }
 
+void ref_ops_quantize_block(const float *x, uint32_t n, uint16_t *ret_scale, int8_t *ret_numbers)
+{
+	float top = 0.0f;
+
+	for (uint32_t i = 0; i < n; i++)
+		top = fmaxf(top, fabsf(x[i]));
+	float scale = top / 127.0f;
+	for (uint32_t i = 0; i < n; i++)
+		ret_numbers[i] = scale == 0.0f ? 0 : (int8_t)roundf(x[i] * (1.0f / scale));
+	*ret_scale = ref_ops_to_half(scale);
+}
+
+void ref_ops_round_to_q8_0(float *x, uint32_t n)
+{
+	int8_t numbers[32];
+	uint16_t scale;
+
+	for (uint32_t at = 0; at < n; at += 32) {
+		uint32_t n_block = n - at < 32 ? n - at : 32;
+		ref_ops_quantize_block(x + at, n_block, &scale, numbers);
+		for (uint32_t i = 0; i < n_block; i++)
+			x[at + i] = ref_ops_from_half(scale) * numbers[i];
+	}
+}
+
 void ref_ops_rms_norm(const float *x, const float *gain, uint32_t k, float eps, float *ret_y)
 {
 	double squares = 0.0;

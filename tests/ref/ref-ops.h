@@ -15,6 +15,16 @@ uint16_t ref_ops_to_half(float value);
 /* One row of k numbers in the block format (enum dtype_id: f32, f16, q8_0) -> [k] f32. */
 void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y);
 
+/*
+ * One block of Q8_0, of n <= 32 numbers: scale = largest |x| / 127, rounded to f16 after the
+ * numbers were made of it, round(x / scale), halves away from zero. As quantize_row_q8_0_ref of
+ * GGML.
+ */
+void ref_ops_quantize_block(const float *x, uint32_t n, uint16_t *ret_scale, int8_t *ret_numbers);
+
+/* x [n] becomes what is left of it in blocks of 32 as above; the last may be shorter. */
+void ref_ops_round_to_q8_0(float *x, uint32_t n);
+
 /* y = x gain / sqrt(mean(x^2) + eps), all [k]; y may be x. */
 void ref_ops_rms_norm(const float *x, const float *gain, uint32_t k, float eps, float *ret_y);
 

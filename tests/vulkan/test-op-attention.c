@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The attention kernel against the scalar reference: heads of many sizes, groups of query heads,
- * positions on both sides of block and page ends, rows of several sessions in one step, pages in
- * any order. What lies behind a row's own position is poison.
+ * keys as f16 and as Q8_0, positions on both sides of block and page ends, windows, keys shared
+ * among subgroups, rows of several sessions in one step, pages in any order. What lies behind a
+ * row's own position or before its window is poison, and so is what pads a row.
  */
 #include <math.h>
 
@@ -16,88 +17,113 @@ enum { MAX_M = 10, N_SLOTS = 2, N_CTX = 160 };
 static uint64_t seed;
 
 struct shape {
+	enum kv_layout_type type;
 	uint32_t n_head;
 	uint32_t n_head_kv;
 	uint32_t head_dim;
+	uint32_t window;
+	uint32_t n_splits;
 	uint32_t m;
 	uint32_t n_rows;
 };
 
-/* Random keys and values of positions [0, n) of the slot; pages are taken last first. */
-static void fill_slot(
-	struct op_arena *a, const struct op_pages *p, uint32_t layer, uint32_t slot, uint32_t n)
+/* The first key that a row sees. */
+static uint32_t find_first(const struct shape *s, uint32_t position)
 {
-	for (uint32_t j = n; j-- > 0;) {
-		for (int v = 0; v < 2; v++) {
-			uint64_t at = op_pages_find(a, p, slot, j, layer, v, 0);
-			uint16_t *row = (uint16_t *)(a->map + at);
-			for (uint32_t i = 0; i < p->n_head_kv * p->head_dim; i++)
-				row[i] = ref_ops_to_half(op_arena_random_float(a));
+	return s->window && position + 1 > s->window ? position + 1 - s->window : 0;
+}
+
+/* Random keys and values of positions [first, end) of the slot; pages are taken last first. */
+static void fill_slot(struct op_arena *a, const struct op_pages *p, uint32_t layer, uint32_t slot,
+	uint32_t first, uint32_t end)
+{
+	float x[OP_ATTENTION_MAX_HEAD_DIM];
+
+	for (uint32_t j = end; j-- > first;) {
+		for (uint32_t v = 0; v < 2 * p->n_head_kv; v++) {
+			struct op_pages_row row = op_pages_find(a, p, slot, j, layer, v % 2, v / 2);
+			for (uint32_t i = 0; i < p->head_dim; i++)
+				x[i] = op_arena_random_float(a);
+			op_pages_write(a, p, &row, x);
 		}
 	}
 }
 
-/* [n_ctx][n_head_kv * head_dim] f32 of the slot's keys or values. */
-static float *read_slot(struct op_arena *a, const struct op_pages *p, uint32_t layer, uint32_t slot,
-	uint32_t n, bool is_value)
+/* [end - first][head_dim] f32 of the slot's keys or values of one head. */
+static float *read_slot(struct op_arena *a, const struct op_pages *p, uint32_t layer,
+	const struct abi_row *row, uint32_t first, bool is_value, uint32_t head)
 {
-	uint32_t width = p->n_head_kv * p->head_dim;
-	float *y = malloc(sizeof(float) * n * width);
+	float *y = malloc(sizeof(float) * (row->position + 1 - first) * p->head_dim);
 
 	assert_non_null(y);
-	for (uint32_t j = 0; j < n; j++)
-		ref_ops_dequantize(DTYPE_F16,
-			a->map + op_pages_find(a, p, slot, j, layer, is_value, 0), width,
-			y + j * width);
+	for (uint32_t j = first; j <= row->position; j++) {
+		struct op_pages_row at = op_pages_find(a, p, row->slot, j, layer, is_value, head);
+		op_pages_read(a, p, &at, y + (j - first) * p->head_dim);
+	}
 	return y;
 }
 
 static void check_row(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
 	uint32_t layer, const struct abi_row *row, const float *q, const float *y)
 {
-	uint32_t n_keys = row->position + 1, width = s->n_head_kv * s->head_dim;
-	float *k = read_slot(a, pages, layer, row->slot, n_keys, false);
-	float *v = read_slot(a, pages, layer, row->slot, n_keys, true);
+	uint32_t n_group = s->n_head / s->n_head_kv, first = find_first(s, row->position);
 	float expected[OP_ATTENTION_MAX_HEAD_DIM];
 
-	for (uint32_t h = 0; h < s->n_head; h++) {
-		uint32_t kv_head = h / (s->n_head / s->n_head_kv);
-		ref_ops_attention(q + h * s->head_dim, k + kv_head * s->head_dim,
-			v + kv_head * s->head_dim, n_keys, s->head_dim, width, expected);
-		/* Values are below 1, their weights sum to 1; exp has 2^-22 or so. */
-		for (uint32_t i = 0; i < s->head_dim; i++)
-			op_arena_check_near(a, y[h * s->head_dim + i], expected[i], 4e-6f, "output",
-				h * s->head_dim + i);
+	for (uint32_t kv_head = 0; kv_head < s->n_head_kv; kv_head++) {
+		float *k = read_slot(a, pages, layer, row, first, false, kv_head);
+		float *v = read_slot(a, pages, layer, row, first, true, kv_head);
+
+		for (uint32_t h = kv_head * n_group; h < (kv_head + 1) * n_group; h++) {
+			ref_ops_attention(q + h * s->head_dim, k, v, row->position + 1 - first,
+				s->head_dim, s->head_dim, expected);
+			/* Values are below 1, their weights sum to 1; exp has 2^-22 or so. */
+			for (uint32_t i = 0; i < s->head_dim; i++)
+				op_arena_check_near(a, y[h * s->head_dim + i], expected[i], 4e-6f,
+					"output", h * s->head_dim + i);
+		}
+		free(k);
+		free(v);
 	}
-	free(k);
-	free(v);
+}
+
+/* Rows of random sessions and positions, and the keys that they see; those alone have pages. */
+static void make_rows(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
+	uint32_t layer, struct abi_row *rows)
+{
+	static const uint32_t positions[] = {0, 3, 4, 31, 32, 63, 64, N_CTX - 1};
+	uint32_t first[N_SLOTS] = {N_CTX, N_CTX}, end[N_SLOTS] = {0};
+
+	for (uint32_t i = 0; i < s->m; i++) {
+		uint32_t slot = op_arena_random(a, 0, N_SLOTS - 1);
+		uint32_t position = op_arena_random(a, 0, 1) ? positions[op_arena_random(a, 0, 7)]
+							     : op_arena_random(a, 0, N_CTX - 1);
+		uint32_t from = find_first(s, position);
+
+		rows[i] = (struct abi_row){.slot = slot, .position = position};
+		first[slot] = from < first[slot] ? from : first[slot];
+		end[slot] = end[slot] < position + 1 ? position + 1 : end[slot];
+	}
+	for (uint32_t i = 0; i < N_SLOTS; i++)
+		if (end[i])
+			fill_slot(a, pages, layer, i, first[i], end[i]);
 }
 
 static void run_shape(struct op_arena *a, const struct shape *s)
 {
-	static const uint32_t positions[] = {0, 3, 4, 31, 32, 63, 64, N_CTX - 1};
 	uint32_t layer = op_arena_random(a, 0, 1);
 	uint32_t width = (s->n_head + 2 * s->n_head_kv) * s->head_dim;
-	struct op_pages pages = {.n_layers = 2,
+	struct op_pages pages = {.type = s->type,
+		.n_layers = 2,
 		.n_head_kv = s->n_head_kv,
 		.head_dim = s->head_dim,
 		.n_slots = N_SLOTS,
 		.n_slot_pages = N_CTX / KV_PAGE_TOKENS};
 	struct abi_row rows[MAX_M] = {0};
-	uint32_t n_keys[N_SLOTS] = {0};
 	struct err e = ERR_NULL;
 
 	op_arena_reset(a);
 	op_pages_init(a, &pages);
-	for (uint32_t i = 0; i < s->m; i++) {
-		rows[i].slot = op_arena_random(a, 0, N_SLOTS - 1);
-		rows[i].position = op_arena_random(a, 0, 1) ? positions[op_arena_random(a, 0, 7)]
-							    : op_arena_random(a, 0, N_CTX - 1);
-		if (n_keys[rows[i].slot] < rows[i].position + 1)
-			n_keys[rows[i].slot] = rows[i].position + 1;
-	}
-	for (uint32_t i = 0; i < N_SLOTS; i++)
-		fill_slot(a, &pages, layer, i, n_keys[i]);
+	make_rows(a, s, &pages, layer, rows);
 	uint64_t qkv = op_arena_take_floats(a, (uint64_t)s->m * width);
 	for (uint64_t i = 0; i < (uint64_t)s->m * width; i++)
 		op_arena_floats(a, qkv)[i] *= 4.0f; /* so that weights are far from equal */
@@ -115,7 +141,10 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 		.head_dim = s->head_dim,
 		.n_slot_pages = pages.n_slot_pages,
 		.layer = layer,
-		.n_rows = s->n_rows};
+		.window = s->window,
+		.kv_type = s->type,
+		.n_rows = s->n_rows,
+		.n_splits = s->n_splits};
 
 	op_arena_expect(a, y, n_y_bytes);
 	on_device_check(op_attention_record(a->pool, op_arena_begin(a), &p, &e), &e, "record");
@@ -125,22 +154,153 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 			op_arena_floats(a, y) + i * s->n_head * s->head_dim);
 }
 
-static void test_shapes(void **state)
+static void run_shapes(enum kv_layout_type type)
 {
-	static const uint32_t dims[] = {64, 2, 128, 34, 256, 64, 80};
-	static const uint32_t groups[] = {2, 1, 4, 3, 8, 6};
+	static const uint32_t dims[] = {64, 2, 128, 34, 256, 96, 80};
+	static const uint32_t groups[] = {2, 1, 4, 3, 8, 6, 5, 7};
+	static const uint32_t splits[] = {0, 0, 2, 4};
 	struct op_arena a;
 
-	(void)state;
 	op_arena_init(&a, 8 << 20, seed);
 	for (uint32_t i = 0; i < 28; i++) {
-		struct shape s = {.head_dim = dims[i % ARRAY_SIZE(dims)],
+		struct shape s = {.type = type,
+			.head_dim = dims[i % ARRAY_SIZE(dims)],
 			.n_head_kv = op_arena_random(&a, 1, 2),
+			.n_splits = splits[i / 7],
+			.window = i % 3 ? 0 : op_arena_random(&a, 1, N_CTX),
 			.n_rows = op_arena_random(&a, 1, MAX_M)};
 		s.n_head = s.n_head_kv * groups[i % ARRAY_SIZE(groups)];
 		s.m = op_arena_random(&a, 1, s.n_rows);
 		run_shape(&a, &s);
 	}
+	op_arena_fini(&a);
+}
+
+static void test_f16(void **state)
+{
+	(void)state;
+	run_shapes(KV_LAYOUT_F16);
+}
+
+static void test_q8_0(void **state)
+{
+	(void)state;
+	run_shapes(KV_LAYOUT_Q8_0);
+}
+
+/* Entries of pages that lie before the window are addresses of nothing. */
+static void test_windows(void **state)
+{
+	static const uint32_t windows[] = {1, 2, 31, 32, 33, 64, 65, N_CTX - 1, N_CTX};
+	struct op_arena a;
+
+	(void)state;
+	op_arena_init(&a, 8 << 20, seed);
+	for (uint32_t i = 0; i < ARRAY_SIZE(windows); i++) {
+		struct shape s = {.type = i % KV_LAYOUT_N_TYPES,
+			.head_dim = 64,
+			.n_head_kv = 1,
+			.n_head = 2,
+			.window = windows[i],
+			.n_splits = i % 2 ? 4 : 0,
+			.n_rows = 1,
+			.m = 1};
+		for (uint32_t k = 0; k < 3; k++)
+			run_shape(&a, &s);
+	}
+	op_arena_fini(&a);
+}
+
+enum { N_LONG = 1 << 20, LONG_DIM = 64, N_LAST = KV_PAGE_TOKENS - 5 };
+
+/* Keys of the last page: of a score of 12 each, so that they weigh about as much as all others. */
+static void fill_last_page(struct op_arena *a, const struct op_pages *p, const float *q)
+{
+	uint32_t position = N_LONG - KV_PAGE_TOKENS;
+	float squares = 0.0f, k[LONG_DIM];
+
+	fill_slot(a, p, 0, 0, position, N_LONG);
+	for (uint32_t i = 0; i < LONG_DIM; i++)
+		squares += q[i] * q[i];
+	for (uint32_t i = 0; i < LONG_DIM; i++)
+		k[i] = q[i] * 12.0f * sqrtf(LONG_DIM) / squares;
+	for (uint32_t j = 0; j < KV_PAGE_TOKENS; j++) {
+		struct op_pages_row row = op_pages_find(a, p, 0, position + j, 0, false, 0);
+		op_pages_write(a, p, &row, k);
+	}
+}
+
+/* Adds n_times n keys from a position on to the sums. */
+static void add_keys(struct op_arena *a, const struct op_pages *p, const float *q, uint32_t first,
+	uint32_t n, double n_times, double *sums, double *weight)
+{
+	float k[LONG_DIM], v[LONG_DIM];
+
+	for (uint32_t j = first; j < first + n; j++) {
+		struct op_pages_row key = op_pages_find(a, p, 0, j, 0, false, 0);
+		struct op_pages_row value = op_pages_find(a, p, 0, j, 0, true, 0);
+		double dot = 0.0;
+
+		op_pages_read(a, p, &key, k);
+		op_pages_read(a, p, &value, v);
+		for (uint32_t i = 0; i < LONG_DIM; i++)
+			dot += (double)q[i] * k[i];
+		double w = n_times * exp(dot / sqrt(LONG_DIM));
+		*weight += w;
+		for (uint32_t i = 0; i < LONG_DIM; i++)
+			sums[i] += w * v[i];
+	}
+}
+
+/*
+ * A row at the end of the longest context: 2^20 keys are more rounds than the software driver
+ * allows one invocation. All entries but the last are the same page.
+ */
+static void test_longest(void **state)
+{
+	struct op_pages pages = {.n_layers = 1,
+		.n_head_kv = 1,
+		.head_dim = LONG_DIM,
+		.n_slots = 1,
+		.n_slot_pages = N_LONG / KV_PAGE_TOKENS};
+	struct abi_row row = {.position = N_LONG - KV_PAGE_TOKENS + N_LAST - 1};
+	double sums[LONG_DIM] = {0}, weight = 0.0;
+	struct op_arena a;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	op_arena_init(&a, 1 << 20, seed);
+	op_pages_init(&a, &pages);
+	uint64_t qkv = op_arena_take_floats(&a, 3 * LONG_DIM);
+	const float *q = op_arena_floats(&a, qkv);
+	fill_slot(&a, &pages, 0, 0, 0, KV_PAGE_TOKENS);
+	fill_last_page(&a, &pages, q);
+	uint64_t *entries = op_pages_entry(&a, &pages, 0, 0);
+	for (uint32_t i = 1; i < pages.n_slot_pages - 1; i++)
+		entries[i] = entries[0];
+	uint64_t y = op_arena_take(&a, sizeof(float) * LONG_DIM, 0);
+	uint64_t rows_at = op_arena_take(&a, sizeof(row), 0);
+	memcpy(a.map + rows_at, &row, sizeof(row));
+	struct op_attention_params p = {.qkv = op_arena_address(&a, qkv),
+		.y = op_arena_address(&a, y),
+		.rows = op_arena_address(&a, rows_at),
+		.m = op_arena_address(&a, op_arena_take_u32(&a, 1)),
+		.table = op_arena_address(&a, pages.table),
+		.n_head = 1,
+		.n_head_kv = 1,
+		.head_dim = LONG_DIM,
+		.n_slot_pages = pages.n_slot_pages,
+		.n_rows = 1};
+
+	op_arena_expect(&a, y, sizeof(float) * LONG_DIM);
+	on_device_check(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), &e, "record");
+	op_arena_run(&a);
+	add_keys(&a, &pages, q, 0, KV_PAGE_TOKENS, pages.n_slot_pages - 1, sums, &weight);
+	add_keys(&a, &pages, q, N_LONG - KV_PAGE_TOKENS, N_LAST, 1.0, sums, &weight);
+	/* The roundings of 10^5 additions a lane; without the last page it would be some tenths. */
+	for (uint32_t i = 0; i < LONG_DIM; i++)
+		op_arena_check_near(&a, op_arena_floats(&a, y)[i], (float)(sums[i] / weight), 1e-3f,
+			"output", i);
 	op_arena_fini(&a);
 }
 
@@ -158,13 +318,19 @@ static void test_refused(void **state)
 	assert_int_equal(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), -ENOTSUP);
 	p.head_dim = OP_ATTENTION_MAX_HEAD_DIM + 2;
 	assert_int_equal(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), -ENOTSUP);
+	p.head_dim = 64;
+	p.n_splits = OP_ATTENTION_MAX_SPLITS + 1;
+	assert_int_equal(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), -EINVAL);
 	op_arena_fini(&a);
 }
 
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		CASE(test_shapes),
+		CASE(test_f16),
+		CASE(test_q8_0),
+		CASE(test_windows),
+		CASE(test_longest),
 		CASE(test_refused),
 	};
 

@@ -13,8 +13,10 @@
 enum { MAX_M = 12, MAX_DIM = 256, N_SLOTS = 3, N_CTX = 131072 };
 
 static uint64_t seed;
+static uint32_t n_blocks_seen, n_near_seen; /* of Q8_0; numbers beside the reference's */
 
 struct shape {
+	enum kv_layout_type type;
 	uint32_t n_head;
 	uint32_t n_head_kv;
 	uint32_t head_dim;
@@ -24,15 +26,44 @@ struct shape {
 	uint32_t n_rows;
 };
 
-static void check_kept(struct op_arena *a, uint64_t at, const float *expected, uint32_t dim,
-	const char *what, uint64_t row)
+/*
+ * A row of the cache. f16 is rounded either way: Vulkan leaves the direction to the device. So it
+ * is with a scale of Q8_0; its numbers are the reference's but where x / scale is within a few
+ * roundings of a half.
+ */
+static void check_kept(struct op_arena *a, const struct op_pages *p, const struct op_pages_row *row,
+	const float *expected, const char *what, uint64_t at)
 {
-	const uint16_t *found = (const uint16_t *)(a->map + at);
+	const int8_t *numbers = (const int8_t *)(a->map + row->numbers);
+	const uint16_t *scales = (const uint16_t *)(a->map + row->scales);
+	int8_t same[KV_LAYOUT_BLOCK];
+	float found[MAX_DIM];
+	uint16_t scale;
 
-	/* Rounded to f16 either way: Vulkan leaves the direction to the device. */
-	for (uint32_t i = 0; i < dim; i++)
-		op_arena_check_near(a, ref_ops_from_half(found[i]), expected[i],
-			fabsf(expected[i]) * 0x1p-10f + 1e-6f, what, row * dim + i);
+	op_pages_read(a, p, row, found);
+	if (p->type == KV_LAYOUT_F16) {
+		for (uint32_t i = 0; i < p->head_dim; i++)
+			op_arena_check_near(a, found[i], expected[i],
+				fabsf(expected[i]) * 0x1p-10f + 1e-6f, what, at * p->head_dim + i);
+		return;
+	}
+	for (uint32_t e = 0; e < p->head_dim; e += KV_LAYOUT_BLOCK) {
+		const float *x = expected + e;
+		uint32_t n = p->head_dim - e < KV_LAYOUT_BLOCK ? p->head_dim - e : KV_LAYOUT_BLOCK;
+		ref_ops_quantize_block(x, n, &scale, same);
+		float whole = ref_ops_from_half(scale);
+		op_arena_check_near(a, ref_ops_from_half(scales[e / KV_LAYOUT_BLOCK]), whole,
+			whole * 0x1p-10f + 0x1p-24f, what, at * p->head_dim + e);
+		for (uint32_t i = 0; i < n; i++) {
+			float exact = whole > 0.0f ? x[i] / whole : 0.0f;
+			/* The scale was rounded by 2^-11, so exact by 127 / 2^11 at most. */
+			bool is_near_half = fabsf(fabsf(exact - truncf(exact)) - 0.5f) < 0.07f;
+			op_arena_check_near(a, numbers[e + i], same[i], is_near_half ? 1.0f : 0.0f,
+				what, at * p->head_dim + e + i);
+			n_blocks_seen += i == 0;
+			n_near_seen += numbers[e + i] != same[i];
+		}
+	}
 }
 
 static void check_row(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
@@ -54,12 +85,12 @@ static void check_row(struct op_arena *a, const struct shape *s, const struct op
 			continue;
 		}
 		uint32_t kv_head = h - s->n_head;
-		check_kept(a,
-			op_pages_find(a, pages, row->slot, row->position, layer, false, kv_head),
-			head, s->head_dim, "k", i);
-		check_kept(a,
-			op_pages_find(a, pages, row->slot, row->position, layer, true, kv_head),
-			before + (h + s->n_head_kv) * s->head_dim, s->head_dim, "v", i);
+		struct op_pages_row k =
+			op_pages_find(a, pages, row->slot, row->position, layer, false, kv_head);
+		struct op_pages_row v =
+			op_pages_find(a, pages, row->slot, row->position, layer, true, kv_head);
+		check_kept(a, pages, &k, head, "k", i);
+		check_kept(a, pages, &v, before + (h + s->n_head_kv) * s->head_dim, "v", i);
 	}
 }
 
@@ -76,11 +107,24 @@ static void choose_rows(
 	}
 }
 
+/* The kernel writes these; Q8_0 in whole words. */
+static void expect_row(struct op_arena *a, const struct op_pages *p, const struct abi_row *row,
+	uint32_t layer, bool is_value, uint32_t head)
+{
+	struct op_pages_row at =
+		op_pages_find(a, p, row->slot, row->position, layer, is_value, head);
+	uint32_t n_bytes = p->type == KV_LAYOUT_F16 ? 2 * p->head_dim : (p->head_dim + 3) / 4 * 4;
+
+	op_arena_expect(a, at.numbers, n_bytes);
+	op_arena_expect(a, at.scales, sizeof(uint16_t) * p->layout.n_scales);
+}
+
 static void run_shape(struct op_arena *a, const struct shape *s)
 {
 	uint32_t layer = op_arena_random(a, 0, 2);
 	uint32_t width = (s->n_head + 2 * s->n_head_kv) * s->head_dim;
-	struct op_pages pages = {.n_layers = 3,
+	struct op_pages pages = {.type = s->type,
+		.n_layers = 3,
 		.n_head_kv = s->n_head_kv,
 		.head_dim = s->head_dim,
 		.n_slots = N_SLOTS,
@@ -111,18 +155,15 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 		.n_rot = s->n_rot,
 		.n_slot_pages = pages.n_slot_pages,
 		.layer = layer,
+		.kv_type = s->type,
 		.eps = 1e-6f,
 		.n_rows = s->n_rows};
 
-	uint64_t n_kept = sizeof(uint16_t) * s->n_head_kv * s->head_dim;
 	for (uint32_t i = 0; i < s->m; i++) {
 		op_arena_expect(a, qkv + sizeof(float) * i * width,
 			sizeof(float) * s->n_head * s->head_dim);
-		for (int v = 0; v < 2; v++)
-			op_arena_expect(a,
-				op_pages_find(
-					a, &pages, rows[i].slot, rows[i].position, layer, v, 0),
-				n_kept);
+		for (uint32_t v = 0; v < 2 * s->n_head_kv; v++)
+			expect_row(a, &pages, &rows[i], layer, v % 2, v / 2);
 	}
 	on_device_check(op_rope_kv_record(a->pool, op_arena_begin(a), &p, &e), &e, "record");
 	op_arena_run(a);
@@ -133,22 +174,92 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 			op_arena_floats(a, k_gain), p.eps);
 }
 
-static void test_shapes(void **state)
+static void run_shapes(enum kv_layout_type type)
 {
-	static const uint32_t dims[] = {2, 64, 80, 128, 256, 34};
+	static const uint32_t dims[] = {2, 64, 80, 128, 256, 34, 96};
 	struct op_arena a;
 
-	(void)state;
 	op_arena_init(&a, 16 << 20, seed);
-	for (uint32_t i = 0; i < 24; i++) {
-		struct shape s = {.head_dim = dims[i % ARRAY_SIZE(dims)],
+	for (uint32_t i = 0; i < 28; i++) {
+		struct shape s = {.type = type,
+			.head_dim = dims[i % ARRAY_SIZE(dims)],
 			.n_head_kv = op_arena_random(&a, 1, 3),
 			.n_rows = op_arena_random(&a, 1, MAX_M)};
 		s.n_head = s.n_head_kv * op_arena_random(&a, 1, 4);
 		s.m = op_arena_random(&a, 1, s.n_rows);
-		s.n_rot = i < 6 ? s.head_dim : 2 * op_arena_random(&a, 0, s.head_dim / 2);
+		s.n_rot = i < 7 ? s.head_dim : 2 * op_arena_random(&a, 0, s.head_dim / 2);
 		s.base = i % 2 ? 1e6f : 1e4f;
 		run_shape(&a, &s);
+	}
+	op_arena_fini(&a);
+}
+
+static void test_f16(void **state)
+{
+	(void)state;
+	run_shapes(KV_LAYOUT_F16);
+}
+
+static void test_q8_0(void **state)
+{
+	(void)state;
+	run_shapes(KV_LAYOUT_Q8_0);
+	print_message(
+		"# %u blocks, %u numbers beside the reference's\n", n_blocks_seen, n_near_seen);
+	assert_true(n_near_seen <= n_blocks_seen);
+}
+
+/* A block of zeros has scale 0 and numbers 0, not NaNs of 0 / 0. */
+static void test_zeros(void **state)
+{
+	static const struct abi_row row = {.position = 3};
+	struct op_pages pages = {.type = KV_LAYOUT_Q8_0,
+		.n_layers = 1,
+		.n_head_kv = 1,
+		.head_dim = 64,
+		.n_slots = 1,
+		.n_slot_pages = 1};
+	struct err e = ERR_NULL;
+	struct op_arena a;
+	float found[64];
+
+	(void)state;
+	op_arena_init(&a, 1 << 20, seed);
+	op_pages_init(&a, &pages);
+	op_pages_get(&a, &pages, 0, 0);
+	uint64_t qkv = op_arena_take_floats(&a, 3 * 64);
+	memset(a.map + qkv, 0, sizeof(float) * 3 * 64);
+	uint64_t gain = op_arena_take_floats(&a, 64);
+	uint64_t turns = op_arena_take(&a, sizeof(uint64_t) * 32, 0);
+	op_rope_kv_fill_turns(1e4f, 64, (uint64_t *)(a.map + turns));
+	uint64_t rows_at = op_arena_take(&a, sizeof(row), 0);
+	memcpy(a.map + rows_at, &row, sizeof(row));
+	struct op_rope_kv_params p = {.qkv = op_arena_address(&a, qkv),
+		.q_gain = op_arena_address(&a, gain),
+		.k_gain = op_arena_address(&a, gain),
+		.turns = op_arena_address(&a, turns),
+		.rows = op_arena_address(&a, rows_at),
+		.m = op_arena_address(&a, op_arena_take_u32(&a, 1)),
+		.table = op_arena_address(&a, pages.table),
+		.n_head = 1,
+		.n_head_kv = 1,
+		.head_dim = 64,
+		.n_rot = 64,
+		.n_slot_pages = 1,
+		.kv_type = KV_LAYOUT_Q8_0,
+		.eps = 1e-6f,
+		.n_rows = 1};
+
+	op_arena_expect(&a, qkv, sizeof(float) * 64);
+	for (int v = 0; v < 2; v++)
+		expect_row(&a, &pages, &row, 0, v, 0);
+	on_device_check(op_rope_kv_record(a.pool, op_arena_begin(&a), &p, &e), &e, "record");
+	op_arena_run(&a);
+	for (int v = 0; v < 2; v++) {
+		struct op_pages_row at = op_pages_find(&a, &pages, 0, row.position, 0, v, 0);
+		op_pages_read(&a, &pages, &at, found);
+		for (uint32_t i = 0; i < 64; i++)
+			assert_true(found[i] == 0.0f);
 	}
 	op_arena_fini(&a);
 }
@@ -170,7 +281,9 @@ static void test_refused(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		CASE(test_shapes),
+		CASE(test_f16),
+		CASE(test_q8_0),
+		CASE(test_zeros),
 		CASE(test_refused),
 	};
 

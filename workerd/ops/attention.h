@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/kv-layout.h"
 
 struct err;
 struct op_pool;
@@ -25,11 +26,16 @@ struct op_attention_params {
 	uint32_t head_dim; /* even, at most OP_ATTENTION_MAX_HEAD_DIM */
 	uint32_t n_slot_pages;
 	uint32_t layer;
-	uint32_t n_rows; /* the most that m can be */
+	uint32_t window; /* keys that a row sees, its own among them; 0: all before it */
+	enum kv_layout_type kv_type;
+	uint32_t n_rows;   /* the most that m can be */
+	uint32_t n_splits; /* subgroups that share a row's keys; 0: chosen, the same for any m */
 };
 
-/* A head's query and sums stay in a subgroup's registers. */
-enum { OP_ATTENTION_MAX_HEAD_DIM = 256 };
+enum {
+	OP_ATTENTION_MAX_HEAD_DIM = 256, /* query and sums stay in a subgroup's registers */
+	OP_ATTENTION_MAX_SPLITS = 16,    /* their sums have to fit shared memory */
+};
 
 /* Records it. -ENOTSUP for heads that the kernel cannot hold. Engine thread. */
 int must_check op_attention_record(struct op_pool *pool, struct vk_command *c,

@@ -6,7 +6,6 @@
 
 #include "proto/util/err.h"
 #include "shaders/abi.h"
-#include "workerd/kv.h"
 #include "workerd/ops/pool.h"
 
 _Static_assert(ABI_KV_PAGE_TOKENS == KV_PAGE_TOKENS, "kernels and kv agree on a page");
@@ -26,7 +25,9 @@ void op_rope_kv_fill_turns(float base, uint32_t n_rot, uint64_t *ret_turns)
 int op_rope_kv_record(struct op_pool *pool, struct vk_command *c, const struct op_rope_kv_params *p,
 	struct err *ret_err)
 {
-	struct op_pool_kernel kernel = {.id = KERNELS_ROPE_KV, .n_subgroups = 1};
+	struct op_pool_kernel kernel = {
+		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ROPE_KV_Q8_0 : KERNELS_ROPE_KV_F16,
+		.n_subgroups = 1};
 	struct abi_rope_kv push = {
 		.qkv = p->qkv,
 		.q_gain = p->q_gain,

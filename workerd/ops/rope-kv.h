@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/kv-layout.h"
 
 struct err;
 struct op_pool;
@@ -28,6 +29,7 @@ struct op_rope_kv_params {
 	uint32_t n_rot; /* even, at most head_dim */
 	uint32_t n_slot_pages;
 	uint32_t layer;
+	enum kv_layout_type kv_type;
 	float eps;
 	uint32_t n_rows; /* the most that m can be */
 };
