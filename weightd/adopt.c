@@ -103,6 +103,38 @@ static int adopt_check_memfd(
 	return 0;
 }
 
+/* The state's figures are believed where nothing else tells them; here something does. */
+static int adopt_check_figures(const struct state_generation *g, const struct state_residency *r,
+	const struct manifest *m, struct err *ret_err)
+{
+	uint64_t n_placed_bytes[PLACEMENT_N] = {0};
+
+	for (uint32_t i = 0; i < m->n_allocs; i++)
+		if (r->allocs[i].buffer_bytes < m->allocs[i].n_bytes ||
+			r->allocs[i].placement != m->allocs[i].placement)
+			return err_set(ret_err, EINVAL,
+				"manifest: allocation %u: expected %llu bytes or less, placement "
+				"%u, "
+				"found %llu, placement %u",
+				i, (unsigned long long)r->allocs[i].buffer_bytes,
+				r->allocs[i].placement, (unsigned long long)m->allocs[i].n_bytes,
+				m->allocs[i].placement);
+	for (uint32_t i = 0; i < m->n_tensors; i++)
+		n_placed_bytes[m->allocs[m->tensors[i].alloc].placement] += m->tensors[i].n_bytes;
+	for (uint32_t i = 0; i < PLACEMENT_N; i++)
+		if (n_placed_bytes[i] != r->n_placed_bytes[i])
+			return err_set(ret_err, EINVAL,
+				"manifest: bytes of tensors in placement %u: expected %llu, found "
+				"%llu",
+				i, (unsigned long long)r->n_placed_bytes[i],
+				(unsigned long long)n_placed_bytes[i]);
+	if (g->has_memfd && g->n_tensors != m->n_tensors)
+		return err_set(ret_err, EINVAL,
+			"manifest: expected the %u tensors that are staged or not, found %u",
+			g->n_tensors, m->n_tensors);
+	return 0;
+}
+
 static int adopt_check_manifest(
 	const struct adopt *a, uint32_t residency, int fd, struct err *ret_err)
 {
@@ -115,9 +147,13 @@ static int adopt_check_manifest(
 		rc = manifest_open(fd, ret_err, &m);
 	if (rc == 0 && (m->header->generation != a->record.id || m->n_allocs != r->n_allocs ||
 			       m->n_tensors != r->n_tensors))
-		rc = err_set(ret_err, EINVAL, "manifest: expected generation %llu, found %llu",
-			(unsigned long long)a->record.id,
-			(unsigned long long)m->header->generation);
+		rc = err_set(ret_err, EINVAL,
+			"manifest: expected generation %llu of %u tensors in %u allocations, found "
+			"%llu of %u in %u",
+			(unsigned long long)a->record.id, r->n_tensors, r->n_allocs,
+			(unsigned long long)m->header->generation, m->n_tensors, m->n_allocs);
+	if (rc == 0)
+		rc = adopt_check_figures(&a->record, r, m, ret_err);
 	manifest_free(m);
 	return rc < 0 ? -EINVAL : 0;
 }

@@ -17,6 +17,7 @@
 
 enum {
 	GENERATION = 7, /* of manifest_block_build */
+	N_TENSORS = 3,  /* and its tensors */
 	MEMFD_BYTES = 3 * 4096,
 	ALL_SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE,
 	SIZE_SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW,
@@ -40,7 +41,23 @@ static int make_manifest(uint64_t generation)
 
 	manifest_block_build(&b);
 	b.header->generation = generation;
+	/* Those of state_sample. */
+	b.allocs[0].placement = MANIFEST_PLACEMENT_STAGED;
+	b.allocs[1].placement = MANIFEST_PLACEMENT_DEVICE;
 	return make_memfd(b.data, b.n_bytes, ALL_SEALS);
+}
+
+/* What make_manifest's tensors come to. */
+static void count_placed(uint64_t ret_n_placed_bytes[PLACEMENT_N])
+{
+	struct manifest_block b;
+
+	manifest_block_build(&b);
+	memset(ret_n_placed_bytes, 0, PLACEMENT_N * sizeof(*ret_n_placed_bytes));
+	for (uint32_t i = 0; i < N_TENSORS; i++)
+		ret_n_placed_bytes[b.tensors[i].alloc == 0 ? MANIFEST_PLACEMENT_STAGED
+							   : MANIFEST_PLACEMENT_DEVICE] +=
+			b.tensors[i].n_bytes;
 }
 
 /* The originals: what an earlier weightd had. */
@@ -74,7 +91,9 @@ static void open_left(struct left *l)
 	g.memfd = file_of(l->memfd);
 	struct state_residency *r = &g.residencies[0];
 	r->manifest = g.residencies[1].manifest = file_of(l->manifest);
-	r->n_tensors = g.residencies[1].n_tensors = 3; /* manifest_block_build's */
+	r->n_tensors = g.residencies[1].n_tensors = g.n_tensors = N_TENSORS;
+	g.staged.n_bytes = 1;
+	count_placed(r->n_placed_bytes);
 	r->allocs[1].dev = file_of(l->memory).dev;
 	r->allocs[1].inode = file_of(l->memory).inode;
 	l->opaque = make_memfd(NULL, 5000, F_SEAL_SEAL);
@@ -185,11 +204,39 @@ static void looks_at_seals_and_contents(void **state)
 	refuse(&l, "g7.memfd", fd, "seals");
 	fd = make_manifest(GENERATION + 1);
 	l.adopt->record.residencies[0].manifest = file_of(fd);
-	refuse(&l, "g7.manifest.0", fd, "expected generation 7, found 8");
+	refuse(&l, "g7.manifest.0", fd, "found 8 of 3");
 	memset(b.data, 0, 16);
 	fd = make_memfd(b.data, b.n_bytes, ALL_SEALS);
 	l.adopt->record.residencies[0].manifest = file_of(fd);
 	refuse(&l, "g7.manifest.0", fd, "g7.manifest.0: ");
+	close_left(&l);
+}
+
+/* What the state counts is what the manifest's tensors come to. */
+static void looks_at_the_figures(void **state)
+{
+	struct left l;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	open_left(&l);
+	struct state_residency *r = &l.adopt->record.residencies[0];
+	r->allocs[0].buffer_bytes = 4095;
+	refuse(&l, "g7.manifest.0", dup(l.manifest), "allocation 0: expected 4095 bytes or less");
+	r->allocs[0].buffer_bytes = 4096;
+	r->allocs[1].placement = MANIFEST_PLACEMENT_PAGED;
+	refuse(&l, "g7.manifest.0", dup(l.manifest), "allocation 1: expected");
+	r->allocs[1].placement = MANIFEST_PLACEMENT_DEVICE;
+	r->n_placed_bytes[MANIFEST_PLACEMENT_PINNED]++;
+	refuse(&l, "g7.manifest.0", dup(l.manifest), "bytes of tensors in placement 2: expected 1");
+	r->n_placed_bytes[MANIFEST_PLACEMENT_PINNED]--;
+	l.adopt->record.n_tensors++;
+	refuse(&l, "g7.manifest.0", dup(l.manifest), "expected the 4 tensors that are staged");
+	l.adopt->record.n_tensors--;
+	r->n_allocs--;
+	refuse(&l, "g7.manifest.0", dup(l.manifest), "expected generation 7");
+	r->n_allocs++;
+	assert_int_equal(give(&l, "g7.manifest.0", l.manifest, &e), 0);
 	close_left(&l);
 }
 
@@ -242,8 +289,8 @@ static void makes_what_a_load_made(void **state)
 	assert_int_equal(source_get_bytes(source), 7);
 	assert_int_equal(source_check(source, &err), 0);
 	assert_int_equal(source_copy_staged(source, &bits, &n_tensors), 0);
-	assert_int_equal(n_tensors, 9);
-	assert_memory_equal(bits, "\x05\x01", 2);
+	assert_int_equal(n_tensors, N_TENSORS);
+	assert_memory_equal(bits, "\x05", 1);
 	assert_int_equal(adopt_make_export(l.adopt, 0, source, &err, &e), 0);
 	assert_string_equal(e->architecture, "qwen3");
 	assert_int_equal(e->n_allocs, 2);
@@ -326,6 +373,7 @@ int main(void)
 		CASE(is_whole_when_all_is_there),
 		CASE(takes_nothing_else),
 		CASE(looks_at_seals_and_contents),
+		CASE(looks_at_the_figures),
 		CASE(knows_a_changed_file),
 		CASE(makes_what_a_load_made),
 		CASE(takes_the_opaque_one_beside_a_dma_buf),
