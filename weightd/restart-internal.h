@@ -65,7 +65,7 @@ struct restart {
 	uint64_t fingerprint; /* of what was saved: record_fingerprint */
 	uint8_t *saved;       /* what the state file holds */
 	uint64_t n_saved_bytes;
-	bool has_told_save;
+	bool is_save_failing; /* and that was told */
 	uint32_t n_held;
 	struct restart_held *held;
 };

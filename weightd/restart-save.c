@@ -266,11 +266,14 @@ static void save_stash(struct restart *r)
 	stash_end(r->stash);
 }
 
+/* Once each time that it begins to fail, and when it works again. why NULL: it has worked. */
 static void save_tell(struct restart *r, const char *why)
 {
-	if (!r->has_told_save)
+	if (why && !r->is_save_failing)
 		log_warn("the state for a restart cannot be written: %s", why);
-	r->has_told_save = true;
+	if (!why && r->is_save_failing)
+		log_info("the state for a restart is written again");
+	r->is_save_failing = why;
 }
 
 void restart_save(struct restart *r)
@@ -301,9 +304,12 @@ void restart_save(struct restart *r)
 	/* It says nothing of what is on its way, or of whom it is not known that they live. */
 	r->has_fingerprint = TAILQ_EMPTY(&r->coming) && r->n_absent == 0;
 	r->fingerprint = fingerprint;
-	if (state.last_id == 0 ||
-		(r->saved && r->n_saved_bytes == n_bytes && !memcmp(r->saved, data, n_bytes)))
+	if (state.last_id == 0)
 		return;
+	if (r->saved && r->n_saved_bytes == n_bytes && !memcmp(r->saved, data, n_bytes)) {
+		save_tell(r, NULL);
+		return;
+	}
 	/* First the descriptors, then the word that they are there. */
 	save_stash(r);
 	if (state_write(r->state_path, data, n_bytes, &err) < 0) {
@@ -314,6 +320,7 @@ void restart_save(struct restart *r)
 	free(r->saved);
 	r->saved = TAKE_PTR(data);
 	r->n_saved_bytes = n_bytes;
+	save_tell(r, NULL);
 }
 
 void restart_check(struct restart *r)
