@@ -32,12 +32,19 @@ int leave_release(struct service *s, struct peer *p, uint64_t generation, struct
 	return 0;
 }
 
-void leave_set_timeout(struct service *s, const char *model, uint64_t timeout_ns)
+uint64_t leave_get_end(uint64_t timeout_ns)
 {
 	uint64_t end;
 
-	if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &end))
-		return; /* in centuries */
+	return __builtin_add_overflow(clock_now_ns(), timeout_ns, &end) ? 0 : end;
+}
+
+void leave_set_timeout(struct service *s, const char *model, uint64_t timeout_ns)
+{
+	uint64_t end = leave_get_end(timeout_ns);
+
+	if (!end)
+		return;
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
 		if (g->state == REGISTRY_DRAINING && !strcmp(g->model, model))
@@ -60,14 +67,14 @@ static void leave_expel(struct service *s, uint64_t generation, struct peer *p)
 		s->registry, generation, p->id, holders_add(s->params->holders, p), clock_now_ns());
 }
 
-/* A generation whose time has come; 0: none. */
-static uint64_t leave_find(struct service *s, uint64_t now_ns)
+/* The next generation behind `after` whose time has come; 0: none. */
+static uint64_t leave_find(struct service *s, uint64_t after, uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		const struct registry_generation *g = registry_at(s->registry, i);
 		const struct service_generation *data = g->data;
-		if (g->state == REGISTRY_DRAINING && g->n_leases > 0 && data->expel_ns &&
-			data->expel_ns <= now_ns)
+		if (g->id > after && g->state == REGISTRY_DRAINING && g->n_leases > 0 &&
+			data->expel_ns && data->expel_ns <= now_ns)
 			return g->id;
 	}
 	return 0;
@@ -75,13 +82,13 @@ static uint64_t leave_find(struct service *s, uint64_t now_ns)
 
 void leave_check(struct service *s)
 {
-	uint64_t id;
+	uint64_t id = 0;
 
-	while ((id = leave_find(s, clock_now_ns()))) {
+	/* The time stays: a worker that could not be reached may come back for its lease. */
+	while ((id = leave_find(s, id, clock_now_ns()))) {
 		const struct registry_generation *g = registry_find(s->registry, id);
 		struct peer *p;
 
-		((struct service_generation *)g->data)->expel_ns = 0;
 		log_warn("model %s: generation %llu has not drained in time: %u leases end",
 			g->model, (unsigned long long)id, g->n_leases);
 		TAILQ_FOREACH(p, s->params->peers, entry)

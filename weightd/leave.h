@@ -19,10 +19,15 @@ struct service;
 int must_check leave_release(
 	struct service *s, struct peer *p, uint64_t generation, struct err *ret_err);
 
-/* Leases of the model's generations that drain now end in timeout_ns from now, within a second. */
+/* Leases of the model's generations that drain now end in timeout_ns from now, at the next
+ * leave_check; SERVICE_NO_TIMEOUT: by themselves, as those of before unless they were told. */
 void leave_set_timeout(struct service *s, const char *model, uint64_t timeout_ns);
 
-/* Ends the leases whose time has come. To be called every second or so. */
+/* When that is, CLOCK_MONOTONIC; 0: never, or in centuries. */
+uint64_t leave_get_end(uint64_t timeout_ns);
+
+/* Ends the leases whose time has come, and those that are had again after it. To be called every
+ * second or so. */
 void leave_check(struct service *s);
 
 #endif

@@ -153,6 +153,7 @@ static int record_generation(
 	strcpy(g->model, from->model);
 	g->is_draining = from->state == REGISTRY_DRAINING;
 	g->is_pinned = from->is_pinned;
+	g->expel_ns = data->expel_ns;
 	g->path = strdup(data->path);
 	g->residencies = calloc(SERVICE_MAX_DEVICES + 1, sizeof(*g->residencies));
 	if (!g->path || !g->residencies)
@@ -234,6 +235,7 @@ uint64_t record_fingerprint(const struct service *s)
 		const struct service_generation *data = g->data;
 		hash = record_mix(record_mix(hash, g->id),
 			(uint64_t)g->state << 2 | (uint64_t)g->is_pinned << 1 | g->is_filling);
+		hash = record_mix(hash, data->expel_ns);
 		for (uint32_t k = 0; k <= service_get_foreign_slot(s); k++) {
 			const struct export *e = data->residencies[k].export;
 			hash = record_mix(record_mix(hash, (uintptr_t)e), e ? e->n_sums_bytes : 0);

@@ -302,6 +302,7 @@ static int restart_make_data(struct restart *r, struct restart_generation *g, st
 	g->data = data;
 	data->is_adopted = true;
 	data->file_bytes = record->file.n_bytes;
+	data->expel_ns = record->expel_ns;
 	data->started_ns = clock_now_ns();
 	data->path = strdup(record->path);
 	if (!data->path)
@@ -494,8 +495,12 @@ bool restart_claim(struct restart *r, const char *name, const char *path, int fd
 	g->claim_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	g->claim_path = strdup(path);
 	g->has_claim = g->claim_fd >= 0 && g->claim_path;
-	if (!g->has_claim)
+	if (!g->has_claim) {
+		cleanup_close(&g->claim_fd);
+		free(g->claim_path);
+		g->claim_path = NULL;
 		return false;
+	}
 	if (g->adopt->file_fd < 0 && adopt_is_same_file(g->adopt, fd))
 		g->adopt->file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	return true;

@@ -120,6 +120,7 @@ static void pack_generation(Wdstate__Generation *m, const struct state_generatio
 	m->path = g->path ? g->path : (char *)"";
 	m->draining = g->is_draining;
 	m->pinned = g->is_pinned;
+	m->expel_ns = g->expel_ns;
 	m->file_writable = g->is_file_writable;
 	m->staged = pack_bytes(&g->staged);
 	m->n_tensors = g->n_tensors;

@@ -206,6 +206,7 @@ static int parse_generation(
 	g->id = m->id;
 	g->is_draining = m->draining;
 	g->is_pinned = m->pinned;
+	g->expel_ns = m->expel_ns;
 	g->is_file_writable = m->file_writable;
 	g->has_memfd = m->memfd;
 	g->n_tensors = m->n_tensors;

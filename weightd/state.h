@@ -79,6 +79,7 @@ struct state_generation {
 	char *path;
 	bool is_draining;
 	bool is_pinned;
+	uint64_t expel_ns; /* see service_generation */
 	struct state_file file;
 	bool is_file_writable;
 	bool has_memfd;

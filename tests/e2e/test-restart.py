@@ -350,6 +350,51 @@ def test_draining(site):
     way.close()
 
 
+def test_unload_timeout_goes_on(site):
+    """The time that an unload left its workers runs on while weightd is away."""
+    for kind in "keeper", "workers":
+        way = Way(site, kind, model=None)
+        way.start()
+        site.ctl("load", f"demo={harness.MODEL}")
+        workers = [site.worker("demo") for _ in range(2)]
+        before = generation(site)
+        # One that cannot be reached: it comes back for its lease when the time is over.
+        workers[1].signal(signal.SIGSTOP)
+        out = site.ctl("unload", "demo", "--timeout", "6").out
+        start = time.monotonic()
+        check_equal(out, "demo: draining: 2 leases\n", "unload")
+        workers[0].signal(signal.SIGSTOP)
+        way.kill()
+        way.start()
+        workers[0].signal(signal.SIGCONT)
+        wait_leases(site, [workers[0].pid])
+        check_equal((generation(site)["state"], generation(site)["id"]),
+                    ("draining", before["id"]), "after the restart")
+        wait_until(lambda: "1 leases end" in way.daemon.log(), "the end of the time", 15)
+        check(time.monotonic() - start > 5.9, "it came early")
+        check(time.monotonic() - start < 12, "it came late")
+        workers[1].signal(signal.SIGCONT)
+        wait_until(lambda: not site.status()["models"], "the generation goes", 15)
+        way.close()
+
+
+def test_state_cannot_be_written(site):
+    """It is said each time that it begins, and when it is over."""
+    way = Way(site, "keeper")
+    way.start()
+    in_the_way = site.weightd_socket + ".state.new"
+    for i in range(1, 3):
+        os.mkdir(in_the_way)
+        for name in "a", "b":
+            site.ctl("load", f"{name}{i}={harness.MODEL}")
+        os.rmdir(in_the_way)
+        site.ctl("load", f"c{i}={harness.MODEL}")
+        log = way.daemon.log()
+        check_equal((log.count("the state for a restart cannot be written"),
+                     log.count("the state for a restart is written again")), (i, i), log)
+    way.close()
+
+
 def test_another_file_under_the_name(site):
     """The command line's file changed meanwhile: the old one goes when its worker has moved on."""
     path = os.path.join(site.dir, "m.gguf")

@@ -93,6 +93,7 @@ static inline void state_sample(struct state *s)
 	state_sample_generation(&s->generations[0], 4);
 	state_sample_generation(&s->generations[1], 12);
 	s->generations[0].is_draining = true;
+	s->generations[0].expel_ns = 987654321012345;
 	s->generations[1].is_file_writable = true;
 	s->holders = state_sample_alloc(2 * sizeof(*s->holders));
 	s->holders[0] = (struct state_holder){

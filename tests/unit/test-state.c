@@ -38,6 +38,8 @@ static void comes_back(void **state)
 	assert_int_equal(t.n_generations, 2);
 	const struct state_generation *g = &t.generations[1];
 	assert_true(t.generations[0].is_draining && !g->is_draining && g->is_file_writable);
+	assert_int_equal(t.generations[0].expel_ns, 987654321012345);
+	assert_int_equal(g->expel_ns, 0);
 	assert_string_equal(g->path, "/models/atlas.gguf");
 	assert_memory_equal(&g->file, &s.generations[1].file, sizeof(g->file));
 	assert_memory_equal(&g->memfd, &s.generations[1].memfd, sizeof(g->memfd));
