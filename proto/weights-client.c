@@ -509,7 +509,13 @@ int weights_client_reserve(struct weights_client *c, const uint8_t *device_uuid,
 
 int weights_client_unload(struct weights_client *c, const char *name, struct err *ret_err)
 {
-	return weights_client_unload_within(c, name, 0, ret_err);
+	Wd__Unload unload = WD__UNLOAD__INIT;
+	Wd__Request request = WD__REQUEST__INIT;
+
+	unload.name = (char *)name;
+	request.body_case = WD__REQUEST__BODY_UNLOAD;
+	request.unload = &unload;
+	return weights_client_do(c, &request, ret_err);
 }
 
 int weights_client_pin(
@@ -533,6 +539,7 @@ int weights_client_unload_within(
 
 	unload.name = (char *)name;
 	unload.timeout_ns = timeout_ns;
+	unload.at_once = timeout_ns == 0;
 	request.body_case = WD__REQUEST__BODY_UNLOAD;
 	request.unload = &unload;
 	return weights_client_do(c, &request, ret_err);

@@ -307,7 +307,7 @@ struct weights_client_verified {
 int must_check weights_client_verify(struct weights_client *c, const char *model,
 	struct err *ret_err, struct weights_client_verified *ret_verified);
 
-/* The same; leases that have not drained within timeout_ns end (0: they do not). */
+/* As weights_client_unload; leases that have not drained within timeout_ns end (0: at once). */
 int must_check weights_client_unload_within(
 	struct weights_client *c, const char *name, uint64_t timeout_ns, struct err *ret_err);
 

@@ -69,7 +69,7 @@ static const char help[] =
 	"  --weightd PATH      weightd's socket ($WEIGHTD_SOCKET)\n"
 	"  --worker PATH       the worker's socket ($WORKERD_SOCKET)\n"
 	"  --replace           load: a model of that name may be there\n"
-	"  --timeout SECONDS   unload: until leases are ended\n"
+	"  --timeout SECONDS   unload: until leases are ended; 0: at once\n"
 	"  --devices           status: the devices and what their probe found\n"
 	"  --json              one JSON object; figures in bytes\n"
 	"  --n-predict N       at most N tokens (0, the default: until the model ends)\n"

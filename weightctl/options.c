@@ -60,7 +60,9 @@ static int set_number(struct options *o, int id, const char *name, const char *t
 
 	switch (id) {
 	case N_PREDICT: return usage(number_parse_u32(text, &o->n_predict), name, count, text, e);
-	case TIMEOUT: return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
+	case TIMEOUT:
+		o->has_timeout = true;
+		return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
 	case TOP_K: return usage(number_parse_u32(text, &s->top_k), name, count, text, e);
 	case TEMP:
 		return usage(number_parse_f32(text, 0, FLT_MAX, &s->temperature), name,

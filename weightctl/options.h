@@ -20,7 +20,8 @@ struct options {
 	bool json;
 	bool replace;
 	bool devices;
-	uint32_t timeout_s; /* 0: none */
+	bool has_timeout;
+	uint32_t timeout_s;
 	bool help;
 	bool version;
 	uint32_t n_predict; /* 0: until the model ends */

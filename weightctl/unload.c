@@ -50,9 +50,11 @@ int unload_run(const struct options *o, struct err *ret_err)
 	struct rest rest = {0};
 	int r = weights_client_new(o->weightd, WEIGHTS_CLIENT_CONTROL, ret_err, &c);
 
-	if (r == 0)
+	if (r == 0 && o->has_timeout)
 		r = weights_client_unload_within(
 			c, o->args[0], (uint64_t)o->timeout_s * 1000000000, ret_err);
+	else if (r == 0)
+		r = weights_client_unload(c, o->args[0], ret_err);
 	if (r == 0)
 		r = find_rest(c, o->args[0], ret_err, &rest);
 	weights_client_free(c);

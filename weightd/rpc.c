@@ -139,13 +139,19 @@ static int rpc_load(const struct rpc_call *call, struct err *ret_err)
 
 static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 {
-	const char *name = call->request->unload->name;
+	const Wd__Unload *m = call->request->unload;
+	const char *name = m->name;
+	uint64_t timeout_ns = m->timeout_ns ? m->timeout_ns : SERVICE_NO_TIMEOUT;
 	uint64_t generation;
 	int rc = rpc_check_model(call, name, ret_err);
 
+	if (rc == 0 && m->at_once && m->timeout_ns)
+		rc = err_set(ret_err, EINVAL,
+			"Unload: expected no timeout beside at_once, found %llu ns",
+			(unsigned long long)m->timeout_ns);
 	if (rc == 0)
-		rc = service_unload(call->service, name, call->request->unload->timeout_ns, ret_err,
-			&generation);
+		rc = service_unload(
+			call->service, name, m->at_once ? 0 : timeout_ns, ret_err, &generation);
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, generation);
 	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);

@@ -353,8 +353,7 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 	int rc = registry_unload(s->registry, name, ret_err);
 	if (rc < 0)
 		return rc;
-	if (timeout_ns)
-		leave_set_timeout(s, name, timeout_ns);
+	leave_set_timeout(s, name, timeout_ns);
 	for (uint32_t i = 0; i < registry_count(s->registry);) {
 		g = registry_at(s->registry, i++);
 		if (!g->is_filling || registry_is_wanted(s->registry, g->id))
@@ -367,6 +366,8 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 	const struct err why = {.text = "the model was unloaded while it loaded"};
 	acquire_wake(s, name, -ECANCELED, &why);
 	service_collect(s);
+	if (timeout_ns == 0) /* nobody waits for the next look */
+		leave_check(s);
 	*ret_id = id;
 	return 0;
 }

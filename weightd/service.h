@@ -25,6 +25,8 @@ struct source_account;
 
 enum { SERVICE_MAX_PATH_BYTES = 1024, SERVICE_MAX_DEVICES = 16 };
 
+#define SERVICE_NO_TIMEOUT UINT64_MAX
+
 /* A generation's memory for one device. */
 struct service_residency {
 	struct export *export; /* NULL: not there */
@@ -109,8 +111,8 @@ uint64_t service_get_uptime_ns(const struct service *s);
 int must_check service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
 	const char *path, int fd, bool replace, struct err *ret_err);
 
-/* Errors of registry_unload. timeout_ns: leases that have not drained by then end; 0: never.
- * ret_id: the newest generation that it met. */
+/* Errors of registry_unload. timeout_ns: leases that have not drained by then end; 0: at once;
+ * SERVICE_NO_TIMEOUT: never. ret_id: the newest generation that it met. */
 int must_check service_unload(struct service *s, const char *name, uint64_t timeout_ns,
 	struct err *ret_err, uint64_t *ret_id);
 

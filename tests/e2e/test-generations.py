@@ -418,6 +418,19 @@ def test_unload_with_a_timeout(site):
     wait_until(lambda: weightd.n_fds() <= n_fds, "descriptors of who held")
 
 
+def test_unload_at_once(site):
+    """--timeout 0 is no wait, not no timeout: the answer finds no lease."""
+    weightd = site.weightd({"demo": harness.MODEL})
+    lease = Lease(site, "demo")
+    out = site.ctl("unload", "demo", "--timeout", "0").out
+    check_equal(out, "demo: held: a process that had a lease is still alive\n", "unload")
+    check_equal(states(site, "demo"), [("held", 0, 1)], "no lease")
+    check("1 leases end" in weightd.log(), weightd.log())
+    event = worker_socket.fields(lease.connection.receive()[9])
+    check_equal((event[1], event[3]), (11, lease.generation), "event: kind, generation")
+    lease.close()
+
+
 def test_hold_after_expulsion_and_close(site):
     """A connection that was expelled once still counts when it ends with another lease."""
     site.weightd({"demo": harness.MODEL, "other": harness.MODEL})

@@ -125,11 +125,17 @@ static void test_places(void **state)
 	assert_int_equal(o.n_args, 3);
 	assert_string_equal(o.args[2], "-");
 	assert_true(o.replace);
-	assert_int_equal(o.timeout_s, 0);
+	assert_false(o.has_timeout);
 	options_fini(&o);
 
 	assert_int_equal(PARSE(NULL, &o, "unload", "a", "--timeout", "30"), 0);
+	assert_true(o.has_timeout);
 	assert_int_equal(o.timeout_s, 30);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "unload", "a", "--timeout", "0"), 0);
+	assert_true(o.has_timeout);
+	assert_int_equal(o.timeout_s, 0);
 	options_fini(&o);
 }
 

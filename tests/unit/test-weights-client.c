@@ -494,6 +494,8 @@ static void loads_with_the_file(void **state)
 	assert_int_equal(weights_client_pin(c, "atlas", true, &e), 0);
 	weights_peer_done(8, 0);
 	assert_int_equal(weights_client_release(c, 77, &e), 0);
+	weights_peer_done(9, 0);
+	assert_int_equal(weights_client_unload_within(c, "atlas", 0, &e), 0);
 	r = weights_peer_take(&fds); /* the second load */
 	for (int i = 0; i < 3; i++) {
 		wd__request__free_unpacked(r, NULL);
@@ -502,6 +504,7 @@ static void loads_with_the_file(void **state)
 	}
 	assert_int_equal(r->body_case, WD__REQUEST__BODY_UNLOAD);
 	assert_int_equal(r->unload->timeout_ns, 5000000000);
+	assert_false(r->unload->at_once);
 	wd__request__free_unpacked(r, NULL);
 	r = weights_peer_take(&fds);
 	assert_int_equal(r->body_case, WD__REQUEST__BODY_PIN);
@@ -511,6 +514,11 @@ static void loads_with_the_file(void **state)
 	r = weights_peer_take(&fds);
 	assert_int_equal(r->body_case, WD__REQUEST__BODY_RELEASE);
 	assert_int_equal(r->release->generation, 77);
+	wd__request__free_unpacked(r, NULL);
+	r = weights_peer_take(&fds);
+	assert_int_equal(r->body_case, WD__REQUEST__BODY_UNLOAD);
+	assert_int_equal(r->unload->timeout_ns, 0);
+	assert_true(r->unload->at_once);
 	wd__request__free_unpacked(r, NULL);
 	weights_peer_close(c);
 }
