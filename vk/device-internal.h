@@ -3,6 +3,7 @@
 #define VK_DEVICE_INTERNAL_H
 
 /* Inside vk/ only. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <vulkan/vulkan_core.h>
 
@@ -10,12 +11,12 @@
 #include "vk/memory.h"
 #include "vk/queue-internal.h"
 
-/* struct vk_memory_counter while several threads make memory. */
-struct vk_memory_count {
-	atomic_uint_fast64_t requested_bytes;
-	atomic_uint_fast64_t placed_bytes;
-	atomic_uint_fast64_t spilled_bytes;
-	atomic_uint_fast64_t imported_bytes;
+/* All memory there is, while several threads make it. */
+struct vk_memory_books {
+	pthread_mutex_t lock;
+	struct vk_memory_counter roles[VK_MEMORY_N_ROLES];
+	struct vk_memory_counter heaps[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS];
+	struct vk_memory *first; /* what was made here, the last first; imports are not in it */
 };
 
 struct vk_device {
@@ -48,7 +49,7 @@ struct vk_device {
 	PFN_vkSetDebugUtilsObjectNameEXT set_name; /* NULL without validation */
 
 	struct vk_device_info info;
-	struct vk_memory_count counts[VK_MEMORY_N_ROLES];
+	struct vk_memory_books books;
 };
 
 /* Remembers a loss; returns the result. */

@@ -303,6 +303,7 @@ int vk_device_new(const char *select, struct err *ret_err, struct vk_device **re
 
 	if (!d)
 		return err_set(ret_err, ENOMEM, "device: no memory");
+	pthread_mutex_init(&d->books.lock, NULL);
 	int r = make_device(d, select, ret_err);
 	/* Failed or not, the driver was loaded, and is still. */
 	vk_driver_hold();
@@ -338,6 +339,7 @@ struct vk_device *vk_device_free(struct vk_device *d)
 		vk_driver_release();
 	if (d->instance)
 		vkDestroyInstance(d->instance, NULL);
+	pthread_mutex_destroy(&d->books.lock);
 	free(d);
 	return NULL;
 }

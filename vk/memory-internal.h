@@ -34,8 +34,14 @@ struct vk_memory {
 	bool is_dedicated;
 	bool is_spilled;
 	bool is_counted;
+	bool is_home_only;
+	uint32_t home_heap; /* where it belongs */
 	void *map;
 	char name[VK_MEMORY_NAME_BYTES];
+	struct vk_memory *next; /* of the device's books, as the rest from here on: under their lock */
+	struct vk_memory *previous;
+	struct vk_slice_name *slices; /* [n_slices] */
+	uint32_t n_slices;
 };
 
 /* What a buffer asks of the memory behind it. */

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/util/err.h"
 #include "vk/device-internal.h"
@@ -197,6 +198,10 @@ static int allocate_ranked(struct vk_memory *m, uint32_t type_bits, struct err *
 	VkResult first = VK_SUCCESS;
 
 	vk_type_rank(&m->d->types, type_bits, m->is_host ? VK_MEMORY_IO : m->role, &list);
+	if (m->is_home_only)
+		list.n = list.n_home;
+	if (list.n)
+		m->home_heap = m->d->types.memoryTypes[list.indices[0]].heapIndex;
 	for (uint32_t i = 0; i < list.n; i++) {
 		bool is_spill = i >= list.n_home;
 		VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
@@ -220,16 +225,67 @@ static int allocate_ranked(struct vk_memory *m, uint32_t type_bits, struct err *
 }
 
 /* n_bytes: of m, negated (modulo 2^64) when they go. */
-static void count_bytes(const struct vk_memory *m, uint64_t n_bytes)
+static void count_bytes(const struct vk_memory *m, uint64_t n_bytes,
+	struct vk_memory_counter *counter, bool is_home, bool is_here)
 {
-	struct vk_memory_count *count = &m->d->counts[m->role];
+	uint64_t *bytes = m->is_imported  ? &counter->imported_bytes
+			  : m->is_spilled ? &counter->spilled_bytes
+					  : &counter->placed_bytes;
 
-	if (m->is_imported) {
-		atomic_fetch_add(&count->imported_bytes, n_bytes);
+	if (is_home && !m->is_imported)
+		counter->requested_bytes += n_bytes;
+	if (!is_here)
 		return;
+	*bytes += n_bytes;
+	if (m->is_spilled && n_bytes == m->alloc_bytes)
+		counter->n_spills++;
+	uint64_t n_now = counter->placed_bytes + counter->spilled_bytes;
+	if (n_now > counter->peak_bytes)
+		counter->peak_bytes = n_now;
+}
+
+static void count(const struct vk_memory *m, uint64_t n_bytes)
+{
+	struct vk_memory_books *books = &m->d->books;
+	uint32_t here = vk_memory_get_heap_index(m);
+
+	count_bytes(m, n_bytes, &books->roles[m->role], true, true);
+	count_bytes(m, n_bytes, &books->heaps[m->role][here], here == m->home_heap, true);
+	if (here != m->home_heap)
+		count_bytes(m, n_bytes, &books->heaps[m->role][m->home_heap], true, false);
+}
+
+static void enter(struct vk_memory *m)
+{
+	struct vk_memory_books *books = &m->d->books;
+
+	pthread_mutex_lock(&books->lock);
+	m->is_counted = true;
+	count(m, m->alloc_bytes);
+	if (!m->is_imported) {
+		m->next = books->first;
+		if (m->next)
+			m->next->previous = m;
+		books->first = m;
 	}
-	atomic_fetch_add(&count->requested_bytes, n_bytes);
-	atomic_fetch_add(m->is_spilled ? &count->spilled_bytes : &count->placed_bytes, n_bytes);
+	pthread_mutex_unlock(&books->lock);
+}
+
+static void leave(struct vk_memory *m)
+{
+	struct vk_memory_books *books = &m->d->books;
+
+	if (!m->is_counted)
+		return;
+	pthread_mutex_lock(&books->lock);
+	count(m, -m->alloc_bytes);
+	if (m->next)
+		m->next->previous = m->previous;
+	if (m->previous)
+		m->previous->next = m->next;
+	if (books->first == m)
+		books->first = m->next;
+	pthread_mutex_unlock(&books->lock);
 }
 
 int vk_memory_finish(struct vk_memory *m, struct err *ret_err)
@@ -255,8 +311,7 @@ int vk_memory_finish(struct vk_memory *m, struct err *ret_err)
 			return vk_result_fail(r, ret_err, "memory %s: map", m->name);
 		}
 	}
-	m->is_counted = true;
-	count_bytes(m, m->alloc_bytes);
+	enter(m);
 	return 0;
 }
 
@@ -321,6 +376,7 @@ int vk_memory_new(struct vk_device *d, const struct vk_memory_params *params, st
 	if (r)
 		return r;
 	m->is_host = params->is_host;
+	m->is_home_only = params->is_home_only;
 	m->is_mapped = m->is_host || m->role == VK_MEMORY_STAGING || m->role == VK_MEMORY_IO;
 	r = check_kind(m, params, ret_err);
 	if (!r && params->is_exportable) {
@@ -348,8 +404,8 @@ struct vk_memory *vk_memory_free(struct vk_memory *m)
 	vkDestroyBuffer(m->d->device, m->buffer, NULL);
 	/* Unmaps too. */
 	vkFreeMemory(m->d->device, m->memory, NULL);
-	if (m->is_counted)
-		count_bytes(m, -m->alloc_bytes);
+	leave(m);
+	free(m->slices);
 	free(m);
 	return NULL;
 }
@@ -397,17 +453,28 @@ int vk_memory_map(struct vk_memory *m, struct err *ret_err, void **ret_pointer)
 	return 0;
 }
 
+/* The books are no part of what a const device promises not to change. */
+static struct vk_memory_books *get_books(const struct vk_device *d)
+{
+	return (struct vk_memory_books *)&d->books;
+}
+
 void vk_memory_get_counters(
 	const struct vk_device *d, struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES])
 {
-	for (unsigned i = 0; i < VK_MEMORY_N_ROLES; i++) {
-		const struct vk_memory_count *count = &d->counts[i];
+	struct vk_memory_books *books = get_books(d);
 
-		ret_counters[i] = (struct vk_memory_counter){
-			.requested_bytes = atomic_load(&count->requested_bytes),
-			.placed_bytes = atomic_load(&count->placed_bytes),
-			.spilled_bytes = atomic_load(&count->spilled_bytes),
-			.imported_bytes = atomic_load(&count->imported_bytes),
-		};
-	}
+	pthread_mutex_lock(&books->lock);
+	memcpy(ret_counters, books->roles, sizeof(books->roles));
+	pthread_mutex_unlock(&books->lock);
+}
+
+void vk_memory_get_heap_counters(const struct vk_device *d,
+	struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS])
+{
+	struct vk_memory_books *books = get_books(d);
+
+	pthread_mutex_lock(&books->lock);
+	memcpy(ret_counters, books->heaps, sizeof(books->heaps));
+	pthread_mutex_unlock(&books->lock);
 }

@@ -14,10 +14,10 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "vk/device.h"
 #include "vk/handle.h"
 
 struct err;
-struct vk_device;
 struct vk_memory;
 
 /*
@@ -49,6 +49,7 @@ struct vk_memory_params {
 	/* Weights only: host-visible, coherent and, where there is such a type, cached memory
 	 * instead of device-local, mapped here and by no importer. */
 	bool is_host;
+	bool is_home_only; /* kv and scratch: -ENOMEM where they do not fit, no spill */
 	/* As what it is exportable; a dma-buf's memory as an opaque descriptor too, where the
 	 * driver lets one memory be both: vk_memory_can_export. */
 	enum vk_handle handle;
@@ -57,7 +58,8 @@ struct vk_memory_params {
 /*
  * Allocates. For the device-local roles the type with DEVICE_LOCAL and, where there is a choice,
  * without HOST_VISIBLE in the largest heap is taken (a small BAR heap is never taken for the big
- * one). kv and scratch that do not fit there go to host memory and count as spilled. Fails with
+ * one). kv and scratch that do not fit there go to host memory and count as spilled, unless
+ * is_home_only. Fails with
  * -ENOMEM and figures in ret_err, -EINVAL for bytes beyond the device's limit, -ENOTSUP for a role
  * or an export that the device has no memory for, -ENOTRECOVERABLE when the device is poisoned
  * (vk/device.h), VK_DEVICE_LOST.
@@ -97,17 +99,25 @@ static inline uint64_t vk_memory_slice_address(const struct vk_slice *s)
 }
 
 /*
- * Bytes by role, of one device object, as allocated: a driver may round up what was asked for.
- * requested = placed + spilled.
+ * Bytes of one device object, as allocated: a driver may round up what was asked for. All but the
+ * last two are of what there is now. By role, requested = placed + spilled. By role and heap,
+ * requested counts where the memory belongs, the others where it is: what spilled from one heap
+ * into another is requested there and spilled here.
  */
 struct vk_memory_counter {
 	uint64_t requested_bytes;
 	uint64_t placed_bytes;
 	uint64_t spilled_bytes;
 	uint64_t imported_bytes; /* of other processes' memory; not in requested */
+	uint64_t peak_bytes;     /* the most that placed + spilled has been */
+	uint64_t n_spills;       /* memories that spilled, those that are gone included */
 };
 
 void vk_memory_get_counters(
 	const struct vk_device *d, struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES]);
+
+/* The first n_heaps of each role's are valid. */
+void vk_memory_get_heap_counters(const struct vk_device *d,
+	struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS]);
 
 #endif

@@ -9,6 +9,7 @@
 #include "tests/layer/layered.h"
 #include "vk/device-internal.h"
 #include "vk/memory-internal.h"
+#include "vk/slice.h"
 
 enum { MIB = 1 << 20 };
 #define GIB ((uint64_t)1 << 30)
@@ -95,6 +96,37 @@ static void test_roles(void **state)
 		vk_command_free(c);
 		vk_memory_free(m);
 	}
+	vk_device_free(d);
+}
+
+/* Scratch beyond the BAR: in VRAM, for there is no other type that it could have. */
+static void test_scratch_outgrows_bar(void **state)
+{
+	struct vk_memory_counter heaps[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS];
+
+	(void)state;
+	layered_set("HEAPS", LAYERED_GPU);
+	struct vk_device *d = on_device_new();
+	struct vk_memory *small = on_device_memory(d, VK_MEMORY_SCRATCH, 200 * MIB, false);
+	struct vk_memory *large = on_device_memory(d, VK_MEMORY_SCRATCH, 300 * MIB, false);
+	struct vk_memory *kv = on_device_memory(d, VK_MEMORY_KV, 300 * MIB, false);
+	struct vk_slice_place places[3];
+
+	assert_int_equal(vk_slice_get_places(d, places, 3), 2);
+	assert_int_equal(places[0].n, 2);
+	assert_int_equal(places[0].n_total_bytes, (uint64_t)500 * MIB);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(places[i].type, LAYERED_VRAM);
+		assert_int_equal(places[i].flags, VK_SLICE_DEVICE_LOCAL);
+		assert_false(places[i].is_spilled);
+	}
+	vk_memory_get_heap_counters(d, heaps);
+	assert_int_equal(heaps[VK_MEMORY_SCRATCH][0].placed_bytes, (uint64_t)500 * MIB);
+	for (int heap = 1; heap < 3; heap++)
+		assert_int_equal(heaps[VK_MEMORY_SCRATCH][heap].peak_bytes, 0);
+	vk_memory_free(small);
+	vk_memory_free(large);
+	vk_memory_free(kv);
 	vk_device_free(d);
 }
 
@@ -351,6 +383,7 @@ int main(int argc, char **argv)
 		LAYERED_CASE(test_transparent),
 		LAYERED_CASE(test_heaps_shown),
 		LAYERED_CASE(test_roles),
+		LAYERED_CASE(test_scratch_outgrows_bar),
 		LAYERED_CASE(test_bar_first),
 		LAYERED_CASE(test_heap_is_enforced),
 		LAYERED_CASE(test_budget),

@@ -98,14 +98,26 @@ void __wrap_vkGetPhysicalDeviceMemoryProperties2(
 					.heapBudget = {fake_device_bytes, fake_host_bytes}};
 }
 
+static void check_none(const struct vk_memory_counter *c)
+{
+	assert_int_equal(c->requested_bytes, 0);
+	assert_int_equal(c->placed_bytes, 0);
+	assert_int_equal(c->spilled_bytes, 0);
+	assert_int_equal(c->imported_bytes, 0);
+}
+
 static void check_no_counts(const struct vk_device *d)
 {
 	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
-	const struct vk_memory_counter zero = {0};
+	struct vk_memory_counter heaps[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS];
 
 	vk_memory_get_counters(d, counters);
-	for (int i = 0; i < VK_MEMORY_N_ROLES; i++)
-		assert_memory_equal(&counters[i], &zero, sizeof(zero));
+	vk_memory_get_heap_counters(d, heaps);
+	for (int i = 0; i < VK_MEMORY_N_ROLES; i++) {
+		check_none(&counters[i]);
+		for (int heap = 0; heap < VK_DEVICE_MAX_HEAPS; heap++)
+			check_none(&heaps[i][heap]);
+	}
 }
 
 static void test_roles(void **state)
@@ -261,6 +273,69 @@ static void test_half_built(void **state)
 	vk_device_free(d);
 }
 
+/* A MiB that heap 0 was asked for and that heap 1 has. */
+static void check_spill_by_heap(const struct vk_device *d)
+{
+	struct vk_memory_counter heaps[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS];
+	const struct vk_memory_counter *home = &heaps[VK_MEMORY_KV][0];
+	const struct vk_memory_counter *here = &heaps[VK_MEMORY_KV][1];
+
+	vk_memory_get_heap_counters(d, heaps);
+	assert_int_equal(home->requested_bytes, 1 << 20);
+	assert_int_equal(home->placed_bytes + home->spilled_bytes, 0);
+	assert_int_equal(home->peak_bytes, 0);
+	assert_int_equal(here->requested_bytes, 0);
+	assert_int_equal(here->spilled_bytes, 1 << 20);
+	assert_int_equal(here->placed_bytes, 0);
+	assert_int_equal(here->peak_bytes, 1 << 20);
+	assert_int_equal(here->n_spills, 1);
+}
+
+/* Heap 0 refuses; nothing lands in heap 1, and nothing is counted. */
+static void check_home_only(struct vk_device *d)
+{
+	struct vk_memory_params params = {.role = VK_MEMORY_SCRATCH,
+		.n_bytes = 1 << 20,
+		.name = "pool",
+		.is_home_only = true};
+	struct vk_memory_counter before[VK_MEMORY_N_ROLES], after[VK_MEMORY_N_ROLES];
+	struct vk_memory *m = NULL;
+	struct err e = ERR_NULL;
+
+	vk_memory_get_counters(d, before);
+	assert_int_equal(vk_memory_new(d, &params, &e, &m), -ENOMEM);
+	assert_null(m);
+	assert_non_null(strstr(e.text, "memory pool (scratch): wanted 1048576 bytes of heap 0"));
+	vk_memory_get_counters(d, after);
+	assert_memory_equal(before, after, sizeof(before));
+}
+
+/* The most that there was at a time, not the sum of all there ever was. */
+static void test_peak(void **state)
+{
+	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
+	struct vk_memory_counter heaps[VK_MEMORY_N_ROLES][VK_DEVICE_MAX_HEAPS];
+	struct vk_device *d = on_device_new();
+	struct vk_memory *a = on_device_memory(d, VK_MEMORY_SCRATCH, 65536, false);
+	struct vk_memory *b = on_device_memory(d, VK_MEMORY_SCRATCH, 2 * 65536, false);
+	uint32_t heap = vk_memory_get_heap_index(a);
+
+	(void)state;
+	vk_memory_free(a);
+	a = on_device_memory(d, VK_MEMORY_SCRATCH, 65536 / 2, false);
+	vk_memory_get_counters(d, counters);
+	vk_memory_get_heap_counters(d, heaps);
+	assert_int_equal(counters[VK_MEMORY_SCRATCH].placed_bytes, 65536 / 2 * 5);
+	assert_int_equal(counters[VK_MEMORY_SCRATCH].peak_bytes, 65536 * 3);
+	assert_memory_equal(
+		&heaps[VK_MEMORY_SCRATCH][heap], &counters[VK_MEMORY_SCRATCH], sizeof(counters[0]));
+	assert_int_equal(counters[VK_MEMORY_KV].peak_bytes, 0);
+	vk_memory_free(a);
+	vk_memory_free(b);
+	check_no_counts(d);
+	vk_device_free(d);
+}
+
 static void test_spill(void **state)
 {
 	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
@@ -279,9 +354,14 @@ static void test_spill(void **state)
 	assert_int_equal(counters[VK_MEMORY_KV].requested_bytes, 1 << 20);
 	assert_int_equal(counters[VK_MEMORY_KV].spilled_bytes, 1 << 20);
 	assert_int_equal(counters[VK_MEMORY_KV].placed_bytes, 0);
+	check_spill_by_heap(d);
 	vk_memory_free(m);
 	check_no_counts(d);
+	vk_memory_get_counters(d, counters);
+	assert_int_equal(counters[VK_MEMORY_KV].peak_bytes, 1 << 20);
+	assert_int_equal(counters[VK_MEMORY_KV].n_spills, 1);
 	assert_int_equal(try_memory(d, VK_MEMORY_SCRATCH, 4096, false, &e), 0);
+	check_home_only(d);
 	/* Weights never spill, and what fails for another reason does not either. */
 	assert_int_equal(try_memory(d, VK_MEMORY_WEIGHTS, 4096, true, &e), -ENOMEM);
 	refuse_with = VK_ERROR_OUT_OF_HOST_MEMORY;
@@ -401,6 +481,7 @@ int main(void)
 		CASE(test_large),
 		CASE(test_out_of_memory),
 		CASE(test_half_built),
+		CASE(test_peak),
 		CASE(test_spill),
 		CASE(test_small_heap),
 		CASE(test_host_weights),
