@@ -103,22 +103,52 @@ void engine_send(struct engine *e, struct message *m)
 		engine_set_failed(e, -ENOMEM, &ERR_NULL);
 }
 
-static void engine_send_token(void *userdata, const struct message *generate, uint32_t token,
-	const char *bytes, uint32_t n_bytes)
+/* The texts of the likeliest tokens, borrowed from the model; their bytes in all. */
+static uint32_t engine_get_top(
+	struct engine *e, const struct logprob_list *probs, struct message_logprob *ret_top)
 {
-	struct message *m = message_new_for(MESSAGE_TOKEN, generate, n_bytes);
+	uint32_t n_bytes = 0;
+
+	for (uint32_t i = 0; i < probs->n_top; i++) {
+		ret_top[i] = (struct message_logprob){
+			.id = probs->top[i].id, .logprob = probs->top[i].logprob};
+		(void)engine_get_text(e, ret_top[i].id, &ret_top[i].bytes, &ret_top[i].n_bytes);
+		n_bytes += ret_top[i].n_bytes;
+	}
+	return n_bytes;
+}
+
+/* All bytes are copied behind the message: the model may be another one when it is read. */
+static void engine_send_token(void *userdata, const struct message *generate, uint32_t token,
+	const char *bytes, uint32_t n_bytes, const struct logprob_list *probs)
+{
+	struct message_logprob top[LOGPROB_MAX_TOP];
+	uint32_t n_top = probs ? probs->n_top : 0;
+	uint32_t n_top_bytes = probs ? engine_get_top(userdata, probs, top) : 0;
+	struct message *m = message_new_for(
+		MESSAGE_TOKEN, generate, n_top * (uint32_t)sizeof(*top) + n_top_bytes + n_bytes);
 
 	if (m) {
-		char *text = (char *)(m + 1);
+		struct message_logprob *rows = (struct message_logprob *)(m + 1);
+		char *text = (char *)(rows + n_top);
 
-		if (n_bytes)
-			memcpy(text, bytes, n_bytes);
 		m->token = (struct message_token){
 			.session = generate->generate.session,
 			.id = token,
 			.n_bytes = n_bytes,
 			.bytes = text,
+			.logprob = probs ? probs->own.logprob : 0,
+			.n_top = n_top,
+			.top = rows,
 		};
+		if (n_bytes)
+			text = mempcpy(text, bytes, n_bytes);
+		for (uint32_t i = 0; i < n_top; i++) {
+			rows[i] = top[i];
+			rows[i].bytes = text;
+			if (top[i].n_bytes)
+				text = mempcpy(text, top[i].bytes, top[i].n_bytes);
+		}
 	}
 	engine_send(userdata, m);
 }

@@ -35,8 +35,11 @@ struct message *message_free(struct message *m)
 		return NULL;
 	if (m->kind == MESSAGE_APPEND)
 		free(m->append.chat);
-	if (m->kind == MESSAGE_GENERATE)
+	if (m->kind == MESSAGE_GENERATE) {
 		free(m->generate.stops);
+		free(m->generate.biases);
+		free(m->generate.breakers);
+	}
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);
 	if (m->kind == MESSAGE_MANIFEST)

@@ -20,6 +20,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
+#include "workerd/logprob.h"
 #include "workerd/plan.h"
 #include "workerd/queue.h"
 #include "workerd/sampler.h"
@@ -75,7 +76,7 @@ struct message_append {
 	uint32_t n_total; /* answer */
 };
 
-enum { MESSAGE_MAX_STOPS = 16, MESSAGE_MAX_STOP_BYTES = 256 };
+enum { MESSAGE_MAX_STOPS = 16, MESSAGE_MAX_STOP_BYTES = 256, MESSAGE_MAX_STOP_TOKENS = 16 };
 
 struct message_stop {
 	const char *bytes;
@@ -105,8 +106,14 @@ struct message_generate {
 	uint32_t n_predict; /* 0: no limit but the context's */
 	struct sampler_params sampling;
 	bool has_seed;
+	/* the arrays that sampling points to, the message's */
+	struct sampler_bias *biases;
+	struct dry_breaker *breakers;
 	struct message_stop *stops; /* [n_stops], the array is the message's */
 	uint32_t n_stops;
+	const uint32_t *stop_tokens; /* [n_stop_tokens], at most MESSAGE_MAX_STOP_TOKENS */
+	uint32_t n_stop_tokens;
+	uint32_t n_logprobs; /* 0: none, at most LOGPROB_MAX_TOP */
 	bool ignore_eos;
 	struct message_finished finished; /* answer; error has the text of FAILED */
 };
@@ -121,11 +128,21 @@ struct message_text {
 	uint64_t n_ids;
 };
 
+struct message_logprob {
+	uint32_t id;
+	float logprob;
+	uint32_t n_bytes;
+	const char *bytes; /* behind the message itself */
+};
+
 struct message_token {
 	uint64_t session;
 	uint32_t id;
 	uint32_t n_bytes;
-	const char *bytes; /* behind the message itself */
+	const char *bytes;                 /* behind the message itself */
+	float logprob;                     /* of id, where there are top */
+	uint32_t n_top;                    /* 0: none were asked for */
+	const struct message_logprob *top; /* [n_top], behind the message itself */
 };
 
 struct message_role {

@@ -12,6 +12,7 @@
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
 #include "workerd/message.h"
+#include "workerd/rpc-sampling.h"
 
 enum {
 	/*
@@ -131,18 +132,9 @@ static int rpc_decode_generate(const Wk__Generate *g, struct message *m, struct 
 	m->generate.session = g->session;
 	m->generate.n_predict = g->n_predict;
 	m->generate.ignore_eos = g->ignore_eos;
-	if (g->sampling) {
-		m->generate.sampling = (struct sampler_params){
-			.temperature = g->sampling->temperature,
-			.top_k = g->sampling->top_k,
-			.top_p = g->sampling->top_p,
-			.min_p = g->sampling->min_p,
-			.repeat_penalty = g->sampling->repeat_penalty,
-			.repeat_last_n = g->sampling->repeat_last_n,
-			.seed = g->sampling->seed,
-		};
-		m->generate.has_seed = g->sampling->has_seed;
-	}
+	int r = rpc_sampling_decode(g, &m->generate, ret_err);
+	if (r)
+		return r;
 	return rpc_decode_stops(g, m, ret_err);
 }
 
@@ -454,8 +446,11 @@ static int rpc_encode_finished(
 static int rpc_encode_token(
 	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
+	Wk__Logprob rows[LOGPROB_MAX_TOP];
+	Wk__Logprob *list[LOGPROB_MAX_TOP];
 	Wk__Token token = WK__TOKEN__INIT;
 
+	rpc_sampling_fill_token(&m->token, rows, list, &token);
 	token.id = m->token.id;
 	token.text.data = (uint8_t *)m->token.bytes;
 	token.text.len = m->token.n_bytes;

@@ -7,6 +7,7 @@
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
+#include "workerd/logprob.h"
 #include "workerd/message.h"
 #include "workerd/sampler.h"
 #include "workerd/session.h"
@@ -206,12 +207,13 @@ int scheduler_truncate(
 
 int scheduler_generate(struct scheduler *s, struct message *generate, struct err *ret_err)
 {
+	const struct dry_text text = {.userdata = s->backend.userdata, .get = s->backend.get_text};
 	struct session *session = NULL;
 	int r = scheduler_find(s, generate->client, generate->generate.session, ret_err, &session);
 
 	if (!r)
-		r = session_start(
-			session, generate, s->params.n_vocab, s->params.max_text_bytes, ret_err);
+		r = session_start(session, generate, s->params.n_vocab, s->params.max_text_bytes,
+			&text, ret_err);
 	/* The last token is computed again, into a page that may not be this session's alone. */
 	if (!r && !s->is_detached)
 		s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
@@ -410,6 +412,16 @@ static void scheduler_fill(struct scheduler *s, uint32_t *ret_n_rows, uint32_t *
 	*ret_n_want = n_want;
 }
 
+/* Why sampler_pick gave no token. */
+static void scheduler_finish_unpicked(struct scheduler *s, struct session *session, int code)
+{
+	struct err e = ERR_NULL;
+
+	err_set(&e, -code, "position %" PRIu32 ": no %s is a finite number", session->n_tokens - 1,
+		code == -ENOENT ? "logit of an allowed token" : "logit");
+	scheduler_finish_failed(s, session, code, &e);
+}
+
 static void scheduler_pick(struct scheduler *s, struct session *session, const float *logits)
 {
 	const struct message *m = session->generate;
@@ -417,15 +429,16 @@ static void scheduler_pick(struct scheduler *s, struct session *session, const f
 	uint32_t n_bytes;
 	uint32_t n_ready;
 	uint32_t token;
-	struct err e = ERR_NULL;
-	int r = sampler_pick(session->sampler, logits, session->tokens, session->n_tokens, &token);
+	struct logprob_list probs;
+	int r = sampler_pick(
+		session->sampler, logits, NULL, session->tokens, session->n_tokens, &token);
 
 	if (r) {
-		err_set(&e, -r, "position %" PRIu32 ": no logit is a finite number",
-			session->n_tokens - 1);
-		scheduler_finish_failed(s, session, r, &e);
+		scheduler_finish_unpicked(s, session, r);
 		return;
 	}
+	if (m->generate.n_logprobs)
+		logprob_find(logits, s->params.n_vocab, token, m->generate.n_logprobs, &probs);
 	bool is_end = s->backend.get_text(s->backend.userdata, token, &bytes, &n_bytes);
 	uint64_t now_ns = clock_now_ns();
 	uint32_t reason = session_accept(session, token, is_end, bytes, n_bytes, now_ns, &n_ready);
@@ -433,7 +446,8 @@ static void scheduler_pick(struct scheduler *s, struct session *session, const f
 	s->counters.generated_tokens++;
 	if (!s->counters.first_token_ns)
 		s->counters.first_token_ns = now_ns - m->arrived_ns;
-	s->backend.token(s->backend.userdata, m, token, session->text.text, n_ready);
+	s->backend.token(s->backend.userdata, m, token, session->text.text, n_ready,
+		m->generate.n_logprobs ? &probs : NULL);
 	holdback_drop(&session->text, n_ready);
 	if (reason)
 		scheduler_finish(s, session, reason);

@@ -18,6 +18,7 @@
 #include "workerd/plan.h"
 
 struct err;
+struct logprob_list;
 struct message;
 struct scheduler;
 
@@ -37,9 +38,12 @@ struct scheduler_backend {
 	/* Text of a token for a client (of a control token 0 bytes); does it end a generation? */
 	bool (*get_text)(
 		void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes);
-	/* A token was chosen for generate (borrowed, as bytes are); it is in the session. */
+	/*
+	 * A token was chosen for generate (borrowed, as all are); it is in the session. logprobs is
+	 * NULL where none were asked for.
+	 */
 	void (*token)(void *userdata, const struct message *generate, uint32_t token,
-		const char *bytes, uint32_t n_bytes);
+		const char *bytes, uint32_t n_bytes, const struct logprob_list *logprobs);
 	/* Takes the MESSAGE_GENERATE with its figures; code and error are set for FAILED. */
 	void (*finished)(void *userdata, struct message *generate);
 };

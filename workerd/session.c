@@ -142,8 +142,20 @@ int session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err)
 	return 0;
 }
 
+static int session_check_stop_tokens(
+	const struct message_generate *g, uint32_t n_vocab, struct err *ret_err)
+{
+	for (uint32_t i = 0; i < g->n_stop_tokens; i++)
+		if (g->stop_tokens[i] >= n_vocab)
+			return err_set(ret_err, EINVAL,
+				"stop_tokens[%" PRIu32 "]: expected an id below %" PRIu32
+				", found %" PRIu32,
+				i, n_vocab, g->stop_tokens[i]);
+	return 0;
+}
+
 int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
-	uint32_t max_piece_bytes, struct err *ret_err)
+	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err)
 {
 	struct message_generate *g = &generate->generate;
 	struct sampler *sampler;
@@ -154,10 +166,13 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	if (!s->n_tokens)
 		return err_set(ret_err, EINVAL,
 			"session %" PRIu64 ": it is empty, there is nothing to go on from", s->id);
+	r = session_check_stop_tokens(g, n_vocab, ret_err);
+	if (r)
+		return r;
 	r = holdback_start(&s->text, g->stops, g->n_stops, max_piece_bytes);
 	if (r)
 		return r;
-	r = sampler_new(&g->sampling, n_vocab, ret_err, &sampler);
+	r = sampler_new(&g->sampling, n_vocab, s->n_ctx, text, ret_err, &sampler);
 	if (r)
 		return r;
 	session_set_state(s, SESSION_GENERATING);
@@ -173,6 +188,14 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	return 0;
 }
 
+static bool session_is_stop_token(const struct message_generate *g, uint32_t token)
+{
+	for (uint32_t i = 0; i < g->n_stop_tokens; i++)
+		if (g->stop_tokens[i] == token)
+			return true;
+	return false;
+}
+
 uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
 	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready)
 {
@@ -184,7 +207,7 @@ uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const ch
 	if (!f->generated_tokens++)
 		s->first_ns = now_ns;
 	s->last_ns = now_ns;
-	bool is_stop = holdback_add(&s->text, bytes, n_bytes);
+	bool is_stop = session_is_stop_token(g, token) || holdback_add(&s->text, bytes, n_bytes);
 	if (is_stop || (is_end && !g->ignore_eos))
 		reason = MESSAGE_REASON_STOP;
 	else if (f->generated_tokens == g->n_predict || s->n_tokens == s->n_ctx)

@@ -14,6 +14,7 @@
 #include "proto/util/cleanup.h"
 #include "workerd/holdback.h"
 
+struct dry_text;
 struct err;
 struct message;
 struct sampler;
@@ -77,10 +78,11 @@ int must_check session_truncate(struct session *s, uint32_t n_tokens, struct err
 
 /*
  * IDLE to GENERATING; takes generate on success alone. The last token is always computed, for its
- * logits. -EBUSY, -EINVAL (an empty session, a sampling parameter), -ENOMEM.
+ * logits. text: see sampler_new. -EBUSY, -EINVAL (an empty session, a stop token, a sampling
+ * parameter), -ENOMEM.
  */
 int must_check session_start(struct session *s, struct message *generate, uint32_t n_vocab,
-	uint32_t max_piece_bytes, struct err *ret_err);
+	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err);
 
 /* Tokens to compute before the next one can be chosen: 1 when decoding, more in a prompt. */
 static inline uint32_t session_get_n_due(const struct session *s)
@@ -89,8 +91,9 @@ static inline uint32_t session_get_n_due(const struct session *s)
 }
 
 /*
- * Adds the chosen token, whose text is bytes. Returns the reason to end, or 0 to go on;
- * *ret_n_ready bytes of s->text may go out with this token (holdback_drop them then).
+ * Adds the chosen token, whose text is bytes; a stop token's is left out. Returns the reason to
+ * end, or 0 to go on; *ret_n_ready bytes of s->text may go out with this token (holdback_drop them
+ * then).
  */
 uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
 	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready);

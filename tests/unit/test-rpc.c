@@ -65,10 +65,144 @@ static void tells_want_of_memory_from_nonsense(void **state)
 	assert_int_equal(rpc_decode(packed, n, &e, &m), -EBADMSG);
 }
 
+/* What a Generate of a client becomes; the refusal's sentence, or "". */
+static struct message *decode(Wk__Generate *g, char *ret_text)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	struct message *m = NULL;
+	struct err e = ERR_NULL;
+
+	q.id = 1;
+	q.body_case = WK__REQUEST__BODY_GENERATE;
+	q.generate = g;
+	uint32_t n = (uint32_t)wk__request__pack(&q, packed);
+	assert_int_equal(rpc_decode(packed, n, &e, &m), 0);
+	strcpy(ret_text, m->code ? message_get_error(m) : "");
+	return m;
+}
+
+static void expect_refusal(Wk__Generate *g, const char *expected)
+{
+	char text[sizeof(struct err)];
+
+	message_free(decode(g, text));
+	assert_string_equal(text, expected);
+}
+
+/* Counts and lengths are judged; what was sent arrives. */
+static void judges_sampling(void **state)
+{
+	static Wk__LogitBias rows[SAMPLER_MAX_BIASES + 1], *list[SAMPLER_MAX_BIASES + 1];
+	static uint32_t ids[MESSAGE_MAX_STOP_TOKENS + 1];
+	static char text[sizeof(struct err)], bytes[DRY_MAX_BREAKER_BYTES + 1];
+	ProtobufCBinaryData breakers[DRY_MAX_BREAKERS + 1];
+	Wk__Sampling sampling = WK__SAMPLING__INIT;
+	Wk__Generate g = WK__GENERATE__INIT;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		rows[i] = (Wk__LogitBias)WK__LOGIT_BIAS__INIT;
+		rows[i].id = (uint32_t)i;
+		rows[i].bias = (float)i / 2;
+		list[i] = &rows[i];
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(breakers); i++)
+		breakers[i] = (ProtobufCBinaryData){.len = 1 + i, .data = (uint8_t *)bytes};
+	g.sampling = &sampling;
+	g.logprobs = LOGPROB_MAX_TOP;
+	g.n_stop_tokens = MESSAGE_MAX_STOP_TOKENS;
+	g.stop_tokens = ids;
+	ids[15] = 77;
+	sampling.typical_p = 0.5f;
+	sampling.frequency_penalty = 2;
+	sampling.presence_penalty = 3;
+	sampling.dry_multiplier = 4;
+	sampling.dry_base = 5;
+	sampling.dry_allowed_length = 6;
+	sampling.dry_last_n = 7;
+	sampling.dry_breakers = breakers;
+	sampling.n_dry_breakers = DRY_MAX_BREAKERS;
+	sampling.logit_bias = list;
+	sampling.n_logit_bias = SAMPLER_MAX_BIASES;
+	struct message *m = decode(&g, text);
+	const struct sampler_params *p = &m->generate.sampling;
+	assert_string_equal(text, "");
+	assert_int_equal(m->generate.n_logprobs, LOGPROB_MAX_TOP);
+	assert_int_equal(m->generate.n_stop_tokens, MESSAGE_MAX_STOP_TOKENS);
+	assert_int_equal(m->generate.stop_tokens[15], 77);
+	assert_true(p->typical_p == 0.5f && p->frequency_penalty == 2 && p->presence_penalty == 3);
+	assert_true(p->dry.multiplier == 4 && p->dry.base == 5 && p->dry.allowed_length == 6 &&
+		    p->dry.last_n == 7 && p->dry.has_breakers);
+	assert_int_equal(p->dry.n_breakers, DRY_MAX_BREAKERS);
+	assert_int_equal(p->dry.breakers[15].n_bytes, 16);
+	assert_int_equal(p->n_biases, SAMPLER_MAX_BIASES);
+	assert_true(p->biases[1023].id == 1023 && p->biases[1023].bias == 511.5f);
+	message_free(m);
+
+	sampling.n_logit_bias++;
+	expect_refusal(&g, "logit_bias: expected at most 1024, found 1025");
+	sampling.n_logit_bias = 0;
+	sampling.n_dry_breakers++;
+	expect_refusal(&g, "dry_breakers: expected at most 16, found 17");
+	sampling.n_dry_breakers = 2;
+	breakers[1].len = DRY_MAX_BREAKER_BYTES + 1;
+	expect_refusal(&g, "dry_breakers[1]: expected 1 to 40 bytes, found 41");
+	breakers[1].len = 0;
+	expect_refusal(&g, "dry_breakers[1]: expected 1 to 40 bytes, found 0");
+	/* A single empty one: no breaker. */
+	breakers[0].len = 0;
+	sampling.n_dry_breakers = 1;
+	m = decode(&g, text);
+	assert_string_equal(text, "");
+	assert_true(m->generate.sampling.dry.has_breakers);
+	assert_int_equal(m->generate.sampling.dry.n_breakers, 0);
+	message_free(m);
+	g.logprobs++;
+	expect_refusal(&g, "logprobs: expected at most 20, found 21");
+	g.logprobs = 0;
+	g.n_stop_tokens++;
+	expect_refusal(&g, "stop_tokens: expected at most 16, found 17");
+}
+
+/* Logprobs of a token, with texts that are no UTF-8. */
+static void encodes_logprobs(void **state)
+{
+	const struct message_logprob top[] = {
+		{.id = 9, .logprob = -0.5f, .n_bytes = 2, .bytes = "\xff\x00"},
+		{.id = 8, .logprob = -1.5f},
+	};
+	struct message *m = message_new(MESSAGE_TOKEN, 1, 0);
+	uint8_t *data = NULL;
+	uint32_t n = 0;
+
+	(void)state;
+	assert_non_null(m);
+	m->id = 5;
+	m->token = (struct message_token){.id = 8, .logprob = -1.5f, .n_top = 2, .top = top};
+	assert_int_equal(rpc_encode(m, NULL, &data, &n), 0);
+	Wk__Reply *reply =
+		wk__reply__unpack(NULL, n - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
+	assert_non_null(reply);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_TOKEN);
+	assert_int_equal(reply->token->id, 8);
+	assert_true(reply->token->logprob == -1.5f);
+	assert_int_equal(reply->token->n_top, 2);
+	assert_int_equal(reply->token->top[0]->id, 9);
+	assert_true(reply->token->top[0]->logprob == -0.5f);
+	assert_int_equal(reply->token->top[0]->text.len, 2);
+	assert_memory_equal(reply->token->top[0]->text.data, "\xff\x00", 2);
+	assert_int_equal(reply->token->top[1]->text.len, 0);
+	wk__reply__free_unpacked(reply, NULL);
+	free(data);
+	message_free(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(tells_want_of_memory_from_nonsense),
+		CASE(judges_sampling),
+		CASE(encodes_logprobs),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

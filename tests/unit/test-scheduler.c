@@ -2,9 +2,11 @@
 #include "tests/case.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "workerd/logprob.h"
 #include "workerd/message.h"
 #include "workerd/scheduler.h"
 
@@ -39,6 +41,7 @@ struct fake {
 	uint32_t tokens[16][N_CTX];
 	char text[16][N_CTX * 4];
 	struct message *finished[16];
+	struct logprob_list probs[2][8]; /* likewise, where they were asked for */
 };
 
 static uint32_t fake_next(const uint32_t *history, uint32_t n)
@@ -167,10 +170,13 @@ static bool fake_get_text(
 }
 
 static void fake_token(void *userdata, const struct message *generate, uint32_t token,
-	const char *bytes, uint32_t n_bytes)
+	const char *bytes, uint32_t n_bytes, const struct logprob_list *probs)
 {
 	struct fake *f = userdata;
 
+	assert_true(!probs == !generate->generate.n_logprobs);
+	if (probs)
+		f->probs[generate->id][f->n_tokens[generate->id]] = *probs;
 	f->tokens[generate->id][f->n_tokens[generate->id]++] = token;
 	strncat(f->text[generate->id], bytes, n_bytes);
 }
@@ -581,6 +587,45 @@ static void test_seed(void **state)
 	end_scheduler(s);
 }
 
+/* Of the logits as the model gave them: 2 for the next token, 1 for each eighth, else 0. */
+static void test_logprobs(void **state)
+{
+	struct scheduler *s = new_scheduler();
+	struct sampler_bias far = {.bias = 1};
+	const double shift = log(exp(2) + 7 * exp(1) + 56);
+	struct err e = ERR_NULL;
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		struct message *m = new_generate(CLIENT, open_prompt(s, CLIENT, 9, 0), i, 8);
+
+		m->generate.n_logprobs = i ? LOGPROB_MAX_TOP : 3;
+		/* The second never takes what is likeliest at first. */
+		far = (struct sampler_bias){.id = fake.tokens[0][0], .bias = -INFINITY};
+		m->generate.sampling.biases = &far;
+		m->generate.sampling.n_biases = i;
+		check_ok(scheduler_generate(s, m, &e), &e);
+		run(s);
+	}
+	for (uint32_t k = 0; k < 8; k++) {
+		const struct logprob_list *p = &fake.probs[0][k];
+
+		assert_int_equal(p->n_top, 3);
+		assert_int_equal(p->own.id, fake.tokens[0][k]);
+		assert_int_equal(p->top[0].id, fake.tokens[0][k]);
+		assert_true(fabs((double)p->own.logprob - (2 - shift)) < 1e-5);
+		assert_true(fabs((double)p->top[2].logprob - (1 - shift)) < 1e-5);
+	}
+	const struct logprob_list *p = &fake.probs[1][0];
+	assert_int_equal(p->n_top, LOGPROB_MAX_TOP);
+	assert_int_not_equal(p->own.id, fake.tokens[0][0]);
+	assert_int_equal(p->top[0].id, fake.tokens[0][0]);
+	assert_true(fabs((double)p->top[0].logprob - (2 - shift)) < 1e-5);
+	assert_true(fabs((double)p->own.logprob - (1 - shift)) < 1e-5);
+	assert_true(fabs((double)p->top[8].logprob + shift) < 1e-5);
+	end_scheduler(s);
+}
+
 static void test_no_pages(void **state)
 {
 	struct scheduler *s = new_scheduler();
@@ -683,6 +728,7 @@ int main(void)
 		CASE(test_refusals),
 		CASE(test_stop_string),
 		CASE(test_seed),
+		CASE(test_logprobs),
 		CASE(test_no_pages),
 		CASE(test_step_fails),
 		CASE(test_detach_and_attach),

@@ -127,18 +127,18 @@ static void test_start_refusals(void **state)
 
 	(void)state;
 	open_with(&s, 0);
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -EINVAL);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
 	assert_non_null(strstr(e.text, "empty"));
 	assert_int_equal(session_append(&s, ids, 2, N_VOCAB, &e), 0);
 	m->generate.sampling.temperature = -1;
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -EINVAL);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
 	assert_int_equal(s.state, SESSION_IDLE);
 	assert_int_equal(m->generate.finished.prompt_tokens, 0);
 	m->generate.sampling.temperature = 0;
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
 	/* While it generates, nothing else may touch the tokens. */
 	struct message *second = new_generate(1);
-	assert_int_equal(session_start(&s, second, N_VOCAB, MAX_PIECE, &e), -EBUSY);
+	assert_int_equal(session_start(&s, second, N_VOCAB, MAX_PIECE, NULL, &e), -EBUSY);
 	assert_string_equal(e.text, "session 5: it is generating");
 	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), -EBUSY);
 	assert_int_equal(session_truncate(&s, 1, &e), -EBUSY);
@@ -160,7 +160,7 @@ static void test_length(void **state)
 	(void)state;
 	open_with(&s, 4);
 	s.n_cached = 4;
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
 	/* The last token is computed again, for its logits. */
 	assert_int_equal(session_get_n_due(&s), 1);
 	assert_int_equal(m->generate.finished.cached_tokens, 3);
@@ -200,10 +200,39 @@ static void test_end_token(void **state)
 	(void)state;
 	open_with(&s, 2);
 	m->generate.ignore_eos = true;
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
 	assert_int_equal(session_accept(&s, 9, true, NULL, 0, 1500, &n_ready), 0);
 	m->generate.ignore_eos = false;
 	assert_int_equal(session_accept(&s, 9, true, NULL, 0, 1500, &n_ready), MESSAGE_REASON_STOP);
+	message_free(session_finish(&s, MESSAGE_REASON_STOP));
+	assert_int_equal(s.n_tokens, 4);
+	session_close(&s);
+}
+
+/* A stop token ends it, whatever ignore_eos says, and its own text is left out. */
+static void test_stop_tokens(void **state)
+{
+	static const uint32_t stops[] = {9, N_VOCAB};
+	struct session s;
+	struct message *m = new_generate(0);
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	open_with(&s, 2);
+	m->generate.ignore_eos = true;
+	m->generate.stop_tokens = stops;
+	m->generate.n_stop_tokens = 2;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
+	assert_string_equal(e.text, "stop_tokens[1]: expected an id below 100, found 100");
+	m->generate.n_stop_tokens = 1;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
+	assert_int_equal(session_accept(&s, 8, true, "ab", 2, 1500, &n_ready), 0);
+	assert_int_equal(n_ready, 2);
+	assert_int_equal(
+		session_accept(&s, 9, false, "cd", 2, 1500, &n_ready), MESSAGE_REASON_STOP);
+	assert_int_equal(n_ready, 2);
+	assert_memory_equal(s.text.text, "ab", 2);
 	message_free(session_finish(&s, MESSAGE_REASON_STOP));
 	assert_int_equal(s.n_tokens, 4);
 	session_close(&s);
@@ -218,7 +247,7 @@ static void test_full_context(void **state)
 
 	(void)state;
 	open_with(&s, N_CTX - 2);
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
 	assert_int_equal(session_accept(&s, 9, false, "x", 1, 1500, &n_ready), 0);
 	assert_int_equal(
 		session_accept(&s, 9, false, "x", 1, 1500, &n_ready), MESSAGE_REASON_LENGTH);
@@ -249,7 +278,7 @@ static void test_rebase(void **state)
 	session_rebase(&s, 0, 6, false);
 	assert_int_equal(session_append(&s, ids, 0, N_VOCAB, &e), -ESTALE);
 	assert_non_null(strstr(e.text, "begin anew"));
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -ESTALE);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -ESTALE);
 	assert_int_equal(session_truncate(&s, 1, &e), -ESTALE);
 	assert_int_equal(session_truncate(&s, 0, &e), 0);
 	assert_int_equal(session_append(&s, ids, 2, N_VOCAB, &e), 0);
@@ -257,7 +286,7 @@ static void test_rebase(void **state)
 	assert_int_equal(session_append(&s, ids, 1, N_VOCAB, &e), -ESTALE);
 	/* What is stale stays so, whatever model comes. */
 	session_rebase(&s, 1, 6, false);
-	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, &e), -ESTALE);
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -ESTALE);
 	message_free(m);
 	session_close(&s);
 }
@@ -271,6 +300,7 @@ int main(void)
 		CASE(test_start_refusals),
 		CASE(test_length),
 		CASE(test_end_token),
+		CASE(test_stop_tokens),
 		CASE(test_full_context),
 		CASE(test_rebase),
 	};
