@@ -95,7 +95,7 @@ static void test_fork(void **state)
 	session_close(&s);
 	/* A character that was cut at the end goes on in either. */
 	struct message *m = new_generate(1);
-	assert_int_equal(session_start(&from, m, N_VOCAB, MAX_PIECE, &e), 0);
+	assert_int_equal(session_start(&from, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
 	assert_int_equal(session_accept(&from, 9, false, cut, sizeof(cut), 0, &n_ready),
 		MESSAGE_REASON_LENGTH);
 	assert_int_equal(n_ready, 1);
