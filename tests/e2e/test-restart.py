@@ -384,6 +384,8 @@ def test_state_cannot_be_written(site):
     way.start()
     in_the_way = site.weightd_socket + ".state.new"
     for i in range(1, 3):
+        if os.path.exists(in_the_way):
+            os.unlink(in_the_way)
         os.mkdir(in_the_way)
         for name in "a", "b":
             site.ctl("load", f"{name}{i}={harness.MODEL}")
