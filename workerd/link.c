@@ -16,7 +16,9 @@
 #include "vk/device.h"
 #include "workerd/lease.h"
 #include "workerd/loan.h"
+#include "workerd/message.h"
 #include "workerd/notice.h"
+#include "workerd/queue.h"
 
 /* Between tries to reach weightd: the first and the longest. A killed one is back in less than a
  * second where something starts it again; where nothing does, a look a second costs nothing. */
@@ -51,6 +53,10 @@ struct link {
 	bool try_is_refused; /* weightd said no, nothing just failed */
 	bool try_gave;
 	struct err try_err;
+	/* What weightd tells behind its answer waits here until the engine can have its client: to
+	 * let go of what was lost, it needs that. The thread's, then the loop's. */
+	struct queue *early;
+	struct notice_params early_notice;
 
 	pthread_mutex_t mutex; /* guards what follows */
 	int try_fd;            /* a duplicate of the try's socket, to end it by; -1 */
@@ -114,7 +120,7 @@ static int link_try(struct link *l, struct err *ret_err)
 	if (r)
 		return r;
 	weights_client_set_handle_types(l->try_weightd, l->params.handle_types);
-	weights_client_set_event_fn(l->try_weightd, notice_on_event, l->params.notice);
+	weights_client_set_event_fn(l->try_weightd, notice_on_event, &l->early_notice);
 	r = lease_take(l->params.lease, ret_err, &l->try_lease);
 	if (!r)
 		r = link_resume(l, ret_err);
@@ -215,6 +221,18 @@ static void link_on_retry(evutil_socket_t fd, short what, void *userdata)
 		link_wait(l);
 }
 
+/* target NULL: they are dropped with the connection that they came by. */
+static void link_pass_on(struct link *l, struct queue *target)
+{
+	struct queue_node *node;
+
+	while ((node = queue_take(l->early)))
+		if (target)
+			queue_push(target, node);
+		else
+			message_free(message_from_node(node));
+}
+
 static void link_join(struct link *l)
 {
 	pthread_join(l->thread, NULL);
@@ -233,6 +251,8 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 	if (read(fd, &count, sizeof(count)) < 0)
 		return;
 	link_join(l);
+	if (l->try_code < 0)
+		link_pass_on(l, NULL);
 	if (l->try_code < 0 && !l->try_is_refused) {
 		log_debug("weightd is not back: %s", l->try_err.text);
 		link_wait(l);
@@ -247,11 +267,13 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 	/* The weights were dropped meanwhile: this connection has a lease on what nobody has. */
 	if (lease_get_serial(l->params.lease) != l->try_serial) {
 		l->try_weightd = weights_client_free(l->try_weightd);
+		link_pass_on(l, NULL);
 		link_wait(l);
 		return;
 	}
 	l->state = LINK_UP;
 	l->weightd = TAKE_PTR(l->try_weightd);
+	weights_client_set_event_fn(l->weightd, notice_on_event, l->params.notice);
 	if (link_watch(l) < 0) {
 		log_error("out of memory: the connection to weightd is not watched");
 		return;
@@ -261,6 +283,7 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 		loan_open(l->params.loan);
 		notice_tell_back(l->params.notice);
 	}
+	link_pass_on(l, l->is_stopping ? NULL : l->params.notice->engine);
 	if (l->try_generation)
 		log_info("weightd is back: generation %" PRIu64 " is leased again%s",
 			l->try_generation,
@@ -282,6 +305,11 @@ static int link_init(struct link *l, struct err *ret_err)
 	l->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (l->done_fd < 0)
 		return err_set(ret_err, errno, "eventfd: %s", strerror(errno));
+	int r = queue_new(&l->early);
+	if (r)
+		return r;
+	l->early_notice = *l->params.notice;
+	l->early_notice.engine = l->early;
 	l->retry = evtimer_new(l->params.base, link_on_retry, l);
 	l->done = event_new(l->params.base, l->done_fd, EV_READ | EV_PERSIST, link_on_done, l);
 	l->loan = event_new(
@@ -345,6 +373,9 @@ struct link *link_free(struct link *l)
 		link_join(l);
 		l->try_weightd = weights_client_free(l->try_weightd);
 	}
+	if (l->early)
+		link_pass_on(l, NULL);
+	queue_free(l->early);
 	if (l->weightd_event)
 		event_free(l->weightd_event);
 	if (l->retry)
