@@ -180,6 +180,7 @@ static uint64_t admission_count_inherited(const struct service *s, uint32_t slot
 		const struct service_generation *data = registry_at(s->registry, i)->data;
 		const struct export *e = data->residencies[slot].export;
 		n_bytes += e && e->is_inherited ? export_count_device_bytes(e) : 0;
+		n_bytes += data->residencies[slot].remnant.n_device_bytes;
 	}
 	return n_bytes;
 }
@@ -320,11 +321,10 @@ int admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is
 	return 0;
 }
 
-void admission_adopt(struct service *s, uint64_t generation, uint32_t slot, const char *model,
-	const struct export *e)
+void admission_adopt(
+	struct service *s, uint64_t generation, uint32_t slot, const char *model, uint64_t n_bytes)
 {
-	struct account_request q = {
-		.kind = ACCOUNT_WEIGHTS, .id = generation, .n_bytes = export_count_device_bytes(e)};
+	struct account_request q = {.kind = ACCOUNT_WEIGHTS, .id = generation, .n_bytes = n_bytes};
 
 	if (!admission_find(s, slot))
 		return;
@@ -466,6 +466,20 @@ void admission_leave(struct service *s, uint64_t generation, uint32_t slot)
 {
 	if (admission_find(s, slot))
 		account_leave(admission_find(s, slot), generation, clock_now_ns());
+}
+
+uint64_t admission_drop_remnant(
+	struct service *s, uint64_t generation, uint32_t slot, struct service_remnant *remnant)
+{
+	uint64_t n_bytes = remnant->n_device_bytes;
+
+	*remnant = (struct service_remnant){.n_device_bytes = 0};
+	if (!n_bytes || !admission_find(s, slot))
+		return n_bytes;
+	/* No loader frees it: it went with the last process. */
+	admission_leave(s, generation, slot);
+	account_freed(admission_find(s, slot), n_bytes, clock_now_ns());
+	return n_bytes;
 }
 
 void admission_collect(struct service *s)

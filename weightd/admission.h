@@ -21,6 +21,7 @@ struct export;
 struct loader_result;
 struct peer;
 struct service;
+struct service_remnant;
 
 /* Accounts for service_params.loaders, before anybody asks for anything. -ENOMEM. */
 int must_check admission_init(struct service *s);
@@ -72,9 +73,13 @@ void admission_settle(
 /* Who was granted what, behind the text of a load that found no room on the device. */
 void admission_explain(struct service *s, uint32_t slot, struct err *err);
 
-/* An export that was there before this weightd; the registry may not know of it yet. */
-void admission_adopt(struct service *s, uint64_t generation, uint32_t slot, const char *model,
-	const struct export *e);
+/* Weights that were there before this weightd; the registry may not know of them yet. */
+void admission_adopt(
+	struct service *s, uint64_t generation, uint32_t slot, const char *model, uint64_t n_bytes);
+
+/* Nobody has the remnant any more, if there was one: its bytes, which are free. */
+uint64_t admission_drop_remnant(
+	struct service *s, uint64_t generation, uint32_t slot, struct service_remnant *remnant);
 
 /* The export is on its way to loader_release. */
 void admission_leave(struct service *s, uint64_t generation, uint32_t slot);

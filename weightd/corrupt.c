@@ -68,8 +68,8 @@ static void corrupt_print_holders(const struct service *s, uint64_t id, struct c
 }
 
 /* Begun, or why not. */
-static bool corrupt_reload(struct service *s, const struct registry_generation *g,
-	const struct check_report *report, struct err *ret_err)
+static bool corrupt_reload(struct service *s, const struct registry_generation *g, bool is_in_file,
+	struct err *ret_err)
 {
 	const struct service_generation *data = g->data;
 
@@ -77,19 +77,37 @@ static bool corrupt_reload(struct service *s, const struct registry_generation *
 		err_set(ret_err, 0, "%s", "it was not the newest generation");
 		return false;
 	}
-	if (report->is_in_file) {
+	if (is_in_file) {
 		err_set(ret_err, 0, "%s", "the bytes are those of the model file itself");
 		return false;
 	}
 	return source_check(data->source, ret_err) == 0 && service_reload(s, g, ret_err) == 0;
 }
 
-static uint64_t corrupt_get_since_ns(const struct service_generation *data, uint32_t slot)
+static uint64_t corrupt_get_clean_ns(const struct service_generation *data, uint32_t slot)
 {
 	const struct export *e = data->residencies[slot].export;
 	uint64_t clean_ns = e && e->check ? check_get_clean_ns(e->check) : 0;
 
-	return clock_now_ns() - (clean_ns ? clean_ns : data->started_ns);
+	return clean_ns ? clean_ns : data->started_ns;
+}
+
+/* why and text with the holders; clean_ns: CLOCK_MONOTONIC. */
+static void corrupt_tell(struct service *s, const struct registry_generation *g, const char *why,
+	const char *text, uint64_t n_bytes, uint64_t clean_ns)
+{
+	struct service_generation *data = g->data;
+
+	data->is_corrupt = true;
+	data->clean_ns = clean_ns;
+	log_error("model %s: generation %llu: %s", g->model, (unsigned long long)g->id, text);
+	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_CORRUPT,
+				.model = g->model,
+				.generation = g->id,
+				.total_bytes = n_bytes,
+				.text = text,
+				.discreet_text = why,
+				.since_ns = clock_now_ns() - clean_ns});
 }
 
 void corrupt_found(
@@ -106,17 +124,25 @@ void corrupt_found(
 	corrupt_print_tensors(&why, report);
 	text = why;
 	corrupt_print_holders(s, generation, &text);
-	log_error(
-		"model %s: generation %llu: %s", model, (unsigned long long)generation, text.text);
-	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_CORRUPT,
-				.model = model,
-				.generation = generation,
-				.total_bytes = report->n_bytes,
-				.text = text.text,
-				.discreet_text = why.text,
-				.since_ns = corrupt_get_since_ns(g->data, slot)});
+	corrupt_tell(
+		s, g, why.text, text.text, report->n_bytes, corrupt_get_clean_ns(g->data, slot));
 	/* Before it is lost: who asks for the model in between waits for what comes. */
-	if (!corrupt_reload(s, g, report, &err))
+	if (!corrupt_reload(s, g, report->is_in_file, &err))
 		log_error("model %s: it is not loaded anew: %s", model, err.text);
 	service_lose(s, generation, why.text);
+}
+
+void corrupt_returned(struct service *s, uint64_t generation, const struct err *why,
+	const struct err *holders, bool reloads)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	char model[REGISTRY_NAME_MAX + 1];
+	struct err err = ERR_NULL;
+
+	snprintf(model, sizeof(model), "%s", g->model);
+	/* When an earlier weightd found it right last is not known: not before this boot. */
+	corrupt_tell(s, g, why->text, holders->text, 0, 0);
+	if (reloads && !corrupt_reload(s, g, false, &err))
+		log_error("model %s: it is not loaded anew: %s", model, err.text);
+	service_lose(s, generation, why->text);
 }

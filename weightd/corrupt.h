@@ -6,9 +6,11 @@
  * What follows when bytes of a generation are not what was loaded: who may have it hears of it, it
  * is lost, and the model is loaded anew into other memory. Loop thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 struct check_report;
+struct err;
 struct service;
 
 /*
@@ -18,5 +20,13 @@ struct service;
  */
 void corrupt_found(
 	struct service *s, uint64_t generation, uint32_t slot, const struct check_report *report);
+
+/*
+ * The same for a generation that an earlier weightd loaded, ready or draining, when that is found
+ * as it comes back. holders: why, and who may have it, for those who may know. reloads: nothing
+ * else takes its place already.
+ */
+void corrupt_returned(struct service *s, uint64_t generation, const struct err *why,
+	const struct err *holders, bool reloads);
 
 #endif

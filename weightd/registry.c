@@ -37,7 +37,7 @@ static const int8_t transitions[REGISTRY_N_STATES][REGISTRY_N_EVENTS] = {
 	[WARM]     = {NO,      NO,    NO,     ABSENT,   NO,   NO,     LOST, NO,   LOADING, NO},
 	[DRAINING] = {NO,      NO,    NO,     NO,       HELD, ABSENT, LOST, NO,   NO,      DRAINING},
 	[HELD]     = {NO,      NO,    NO,     NO,       NO,   ABSENT, LOST, NO,   NO,      DRAINING},
-	[LOST]     = {NO,      NO,    NO,     NO,       NO,   ABSENT, NO,   NO,   NO,      NO},
+	[LOST]     = {NO,      NO,    NO,     NO,       NO,   ABSENT, NO,   NO,   NO,      LOST},
 };
 /* clang-format on */
 

@@ -202,9 +202,9 @@ int must_check registry_adopt_hold(
 	struct registry *r, uint64_t id, uint64_t holder, uint64_t now_ns);
 
 /*
- * The peer has its lease on this very generation again, though it is no longer the newest; the hold
- * of its process becomes the lease (holder: 0 where it had none). -ENOENT: it is not to be had
- * back; -ENOSPC; -ENOMEM.
+ * The peer has its lease on this very generation again, though it is no longer the newest, or lost
+ * and to be let go; the hold of its process becomes the lease (holder: 0 where it had none).
+ * -ENOENT: it is not to be had back; -ENOSPC; -ENOMEM.
  */
 int must_check registry_resume(struct registry *r, uint64_t id, uint64_t peer, uint64_t holder,
 	uint64_t now_ns, struct err *ret_err);

@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "proto/util/err.h"
 #include "weightd/adopt.h"
+#include "weightd/registry.h"
 #include "weightd/state.h"
 
 /* A generation on its way back. */
@@ -16,6 +18,8 @@ struct restart_generation {
 	struct service_generation *data; /* made when it is imported */
 	uint32_t n_importing;            /* results that will come */
 	bool is_due;                     /* nothing is missing but a loader's time */
+	bool is_corrupt;                 /* bytes are not those that were loaded */
+	struct err failure;              /* of an import */
 	bool has_claim;                  /* of the command line: */
 	int claim_fd;
 	char *claim_path;
@@ -71,6 +75,37 @@ struct restart {
 };
 
 struct restart_generation *restart_find_generation(const struct restart *r, uint64_t id);
+
+/* Off the list, and freed. */
+void restart_free_generation(struct restart *r, struct restart_generation *g);
+
+/* ready, or draining where a newer one is ready or an unload said so. */
+enum registry_state restart_get_state(
+	const struct restart *r, const struct state_generation *record);
+
+/* Which of our devices has what this residency was for; the others' slot for others' devices. */
+bool restart_find_device(
+	const struct restart *r, const struct state_residency *residency, uint32_t *ret_slot);
+
+/* g->data, without exports. */
+int must_check restart_make_data(
+	struct restart *r, struct restart_generation *g, struct err *ret_err);
+
+/* Does a process that had the generation still have to come back? */
+bool restart_is_missed(const struct restart *r, uint64_t generation);
+
+/* Every Resume that waits for it: why NULL: it is there. */
+void restart_answer(struct restart *r, uint64_t id, const struct err *why);
+
+/*
+ * It cannot be brought back. Who has its memory is a lessee or a holder of a lost generation all
+ * the same; what takes its place is loaded. Frees g.
+ */
+void restart_lose(struct restart *r, struct restart_generation *g, const struct err *why);
+
+/* The command line is told, or a load for it begins. is_there: the generation came back. False: it
+ * had not claimed it. */
+bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool is_there);
 
 /* Drops the process at the index, or the generation of it. */
 void restart_drop_absent(struct restart *r, uint32_t index);

@@ -36,7 +36,7 @@ struct restart_generation *restart_find_generation(const struct restart *r, uint
 	return NULL;
 }
 
-static void restart_free_generation(struct restart *r, struct restart_generation *g)
+void restart_free_generation(struct restart *r, struct restart_generation *g)
 {
 	TAILQ_REMOVE(&r->coming, g, entry);
 	adopt_free(g->adopt);
@@ -87,7 +87,7 @@ static void restart_drop_dead(struct restart *r)
 			restart_drop_absent(r, i - 1);
 }
 
-static bool restart_is_missed(const struct restart *r, uint64_t generation)
+bool restart_is_missed(const struct restart *r, uint64_t generation)
 {
 	for (uint32_t i = 0; i < r->n_absent; i++)
 		if (restart_has(&r->absent[i], generation))
@@ -138,7 +138,7 @@ void restart_on_return(struct restart *r, const struct peer *p, uint64_t generat
 
 /* ---- the end of the way: it is there, or lost ---- */
 
-static void restart_answer(struct restart *r, uint64_t id, const struct err *why)
+void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 {
 	struct restart_wait *w, *next;
 
@@ -169,55 +169,8 @@ static void restart_answer(struct restart *r, uint64_t id, const struct err *why
 	}
 }
 
-/* What the command line wanted of the model, once it is clear what came back of it. */
-static void restart_settle_claim(struct restart *r, struct restart_generation *g, bool is_there)
-{
-	const struct service_params *params = r->service->params;
-	const char *model = g->adopt->record.model;
-	struct err err = ERR_NULL;
-	int rc;
-
-	if (!g->has_claim)
-		return;
-	if (is_there && adopt_is_same_file(g->adopt, g->claim_fd)) {
-		params->own_fn(0, NULL, params->userdata);
-		return;
-	}
-	rc = service_load(r->service, NULL, 0, model, g->claim_path, g->claim_fd, is_there, &err);
-	if (rc < 0)
-		params->own_fn(rc, &err, params->userdata);
-}
-
-static void restart_lose(struct restart *r, struct restart_generation *g, const struct err *why)
-{
-	const struct state_generation *record = &g->adopt->record;
-	char model[REGISTRY_NAME_MAX + 1];
-	uint64_t id = record->id;
-	struct err err = ERR_NULL;
-
-	strcpy(model, record->model);
-	err_set(&err, ENOENT, "model %s: generation %" PRIu64 " did not survive weightd: %s", model,
-		id, why->text);
-	log_warn("%s", err.text);
-	restart_answer(r, id, &err);
-	for (uint32_t i = r->n_absent; i > 0; i--)
-		restart_drop_absent_generation(r, i - 1, id);
-	if (g->data) {
-		(void)service_release_exports(r->service, id, g->data);
-		service_free_generation(g->data);
-		g->data = NULL;
-	}
-	/* A load that takes its place is not to find it on its way. */
-	TAILQ_REMOVE(&r->coming, g, entry);
-	restart_settle_claim(r, g, false);
-	TAILQ_INSERT_TAIL(&r->coming, g, entry);
-	restart_free_generation(r, g);
-	acquire_wake(r->service, model, -ENOENT, &err);
-	restart_save(r);
-}
-
 /* A newer generation that is ready already leaves this one to those who have it. */
-static enum registry_state restart_get_state(
+enum registry_state restart_get_state(
 	const struct restart *r, const struct state_generation *record)
 {
 	struct registry *registry = r->service->registry;
@@ -273,7 +226,7 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 /* ---- importing ---- */
 
 /* Which of our devices has what this residency was for; the others' slot for others' devices. */
-static bool restart_find_device(
+bool restart_find_device(
 	const struct restart *r, const struct state_residency *residency, uint32_t *ret_slot)
 {
 	const struct service_params *params = r->service->params;
@@ -292,7 +245,7 @@ static bool restart_find_device(
 	return residency->is_foreign;
 }
 
-static int restart_make_data(struct restart *r, struct restart_generation *g, struct err *ret_err)
+int restart_make_data(struct restart *r, struct restart_generation *g, struct err *ret_err)
 {
 	const struct state_generation *record = &g->adopt->record;
 	struct service_generation *data = calloc(1, sizeof(*data));
@@ -389,21 +342,24 @@ bool restart_take_result(struct restart *r, uint32_t loader, const struct loader
 	if (result->kind == LOADER_READY) {
 		g->data->residencies[slot].export = result->export;
 		admission_adopt(r->service, result->generation, slot, g->adopt->record.model,
-			result->export);
+			export_count_device_bytes(result->export));
 	} else {
 		log_warn("model %s: generation %" PRIu64 ": %s", g->adopt->record.model,
 			g->adopt->record.id, result->err.text);
+		/* Bytes that are wrong are its end, wherever they are. */
+		if (!g->is_corrupt)
+			g->failure = result->err;
+		g->is_corrupt |= result->code == -EBADMSG;
 	}
 	if (--g->n_importing > 0)
 		return true;
-	if (g->data->residencies[0].export) {
+	if (g->data->residencies[0].export && !g->is_corrupt) {
 		restart_finish(r, g);
 		return true;
 	}
-	struct err err = result->err;
-	if (!err.text[0])
-		err_set(&err, ENODATA, "its memory for the first device is missing");
-	restart_lose(r, g, &err);
+	if (!g->failure.text[0])
+		err_set(&g->failure, ENODATA, "its memory for the first device is missing");
+	restart_lose(r, g, &g->failure);
 	return true;
 }
 
@@ -481,29 +437,6 @@ int restart_attach(struct restart *r, struct event_base *base, struct service *s
 	registry_set_last_id(s->registry, r->last_id);
 	r->tick = event_new(base, -1, EV_PERSIST, restart_on_tick, r);
 	return r->tick ? 0 : -ENOMEM;
-}
-
-bool restart_claim(struct restart *r, const char *name, const char *path, int fd)
-{
-	struct restart_generation *g;
-
-	TAILQ_FOREACH(g, &r->coming, entry)
-	if (!g->has_claim && !g->adopt->record.is_draining && !strcmp(g->adopt->record.model, name))
-		break;
-	if (!g)
-		return false;
-	g->claim_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	g->claim_path = strdup(path);
-	g->has_claim = g->claim_fd >= 0 && g->claim_path;
-	if (!g->has_claim) {
-		cleanup_close(&g->claim_fd);
-		free(g->claim_path);
-		g->claim_path = NULL;
-		return false;
-	}
-	if (g->adopt->file_fd < 0 && adopt_is_same_file(g->adopt, fd))
-		g->adopt->file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	return true;
 }
 
 void restart_begin(struct restart *r)

@@ -29,6 +29,9 @@ static bool resume_has_manifest(const struct service *s, const struct registry_g
 
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
 		const struct export *e = data->residencies[i].export;
+		const struct service_remnant *remnant = &data->residencies[i].remnant;
+		if (remnant->manifest_inode && remnant->manifest_inode == params->manifest_inode)
+			return true;
 		if (e && fstat(e->manifest_fd, &st) == 0 && st.st_ino == params->manifest_inode)
 			return true;
 	}
@@ -46,6 +49,26 @@ void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation
 						   .model = g->model,
 						   .generation = g->id});
 	}
+}
+
+/* What it missed, or what nobody could tell anybody: as if it happened now. */
+static void resume_tell_lost(struct service *s, struct peer *p, uint64_t generation)
+{
+	const struct registry_generation *g = registry_find(s->registry, generation);
+	const struct service_generation *data = g->data;
+	struct rpc_reply_event event = {.kind = RPC_REPLY_CORRUPT,
+		.model = g->model,
+		.generation = generation,
+		.text = data->lost_why ? data->lost_why : "it was lost"};
+
+	if (g->state != REGISTRY_LOST)
+		return;
+	event.since_ns = clock_now_ns() - data->clean_ns;
+	if (data->is_corrupt)
+		rpc_reply_event(p, &event);
+	event.kind = RPC_REPLY_LOST;
+	event.since_ns = 0;
+	rpc_reply_event(p, &event);
 }
 
 /* In the words of registry_resume, whatever it is that is missing: who may not have a generation
@@ -79,6 +102,7 @@ static int resume_lease(
 				.model = params->model,
 				.generation = params->generation,
 				.pid = p->pid});
+	resume_tell_lost(s, p, params->generation);
 	resume_tell_replaced(s, p, params->generation);
 	return 0;
 }

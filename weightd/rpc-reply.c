@@ -360,12 +360,13 @@ static Wd__GenerationState reply_get_state(enum registry_state state)
 /* What the generation takes, once, whatever it is resident for. */
 static uint64_t reply_count_weights(const struct service_generation *data, uint32_t n_slots)
 {
-	uint64_t n_bytes = source_get_staged_bytes(data->source);
+	uint64_t n_bytes = source_get_staged_bytes(data->source) + data->n_memfd_bytes;
 	uint64_t n_file = 0;
 
 	for (uint32_t i = 0; i < n_slots; i++) {
 		const struct export *e = data->residencies[i].export;
 		uint64_t n = 0;
+		n_bytes += data->residencies[i].remnant.n_device_bytes;
 		if (!e)
 			continue;
 		n_bytes += e->device_bytes;

@@ -49,6 +49,7 @@ void service_free_generation(struct service_generation *g)
 {
 	source_unref(g->source);
 	free(g->path);
+	free(g->lost_why);
 	free(g);
 }
 
@@ -134,6 +135,7 @@ uint64_t service_release_exports(struct service *s, uint64_t id, struct service_
 
 	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
 		struct export *e = data->residencies[i].export;
+		n_bytes += admission_drop_remnant(s, id, i, &data->residencies[i].remnant);
 		if (!e)
 			continue;
 		n_bytes += e->device_bytes;
@@ -178,7 +180,7 @@ void service_collect(struct service *s)
 		struct service_generation *data = g.data;
 		service_cancel(s, &g);
 		/* Counted once, whatever it is resident for. */
-		uint64_t n_bytes = source_get_staged_bytes(data->source);
+		uint64_t n_bytes = source_get_staged_bytes(data->source) + data->n_memfd_bytes;
 		n_bytes += service_release_exports(s, g.id, data);
 		if (data->summary.architecture[0]) {
 			log_info("model %s: generation %llu is gone, %llu bytes are free", g.model,
@@ -209,6 +211,10 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	if (!g || g->is_filling || !registry_is_legal(g->state, REGISTRY_LOSE))
 		return;
 	log_warn("model %s: generation %llu is lost: %s", g->model, (unsigned long long)id, why);
+	/* For those who come back for it later. */
+	struct service_generation *data = g->data;
+	free(data->lost_why);
+	data->lost_why = strdup(why);
 	const struct rpc_reply_event event = {
 		.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why};
 	service_tell(s, &event);

@@ -27,12 +27,19 @@ enum { SERVICE_MAX_PATH_BYTES = 1024, SERVICE_MAX_DEVICES = 16 };
 
 #define SERVICE_NO_TIMEOUT UINT64_MAX
 
+/* What a generation that did not survive an earlier weightd had, and processes still have. */
+struct service_remnant {
+	uint64_t n_device_bytes;
+	uint64_t manifest_inode; /* 0: it had nothing here */
+};
+
 /* A generation's memory for one device. */
 struct service_residency {
 	struct export *export; /* NULL: not there */
-	bool is_loading;       /* on demand; the first load is the registry's matter */
-	bool is_copying;       /* windows of the file, for importers that do not take them */
-	uint32_t copy_from;    /* the first window that is copied */
+	struct service_remnant remnant;
+	bool is_loading;    /* on demand; the first load is the registry's matter */
+	bool is_copying;    /* windows of the file, for importers that do not take them */
+	uint32_t copy_from; /* the first window that is copied */
 };
 
 /* What people are told of a generation, from when it is ready on: warm, it has no export. */
@@ -57,7 +64,11 @@ struct service_generation {
 	bool is_cooling;     /* ready, and the loader stages it */
 	bool may_not_cool;   /* its file is not what it was */
 	struct service_summary summary;
-	uint64_t peer; /* who waits for Done; 0: nobody, or weightd itself */
+	char *lost_why;         /* when it is lost; NULL: without memory for it */
+	bool is_corrupt;        /* its bytes were changed, later than: */
+	uint64_t clean_ns;      /* CLOCK_MONOTONIC */
+	uint64_t n_memfd_bytes; /* of a remnant: in host memory, that its processes still have */
+	uint64_t peer;          /* who waits for Done; 0: nobody, or weightd itself */
 	uint64_t request;
 	bool is_own;           /* of the command line */
 	bool is_adopted;       /* from an earlier weightd: nothing was read for it */

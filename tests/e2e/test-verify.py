@@ -10,6 +10,7 @@ import time
 
 import harness
 from harness import check, check_equal
+from rogue import Rogue
 
 QUESTION = "Which continent is Chile in?"
 ANSWER = "Chile is in South America.\n"
@@ -20,21 +21,6 @@ CORRUPT, LOST = 10, 7
 
 def start(site, *args, path=harness.MODEL):
     return site.weightd({"demo": path}, ["--scrub", "0", *args])
-
-
-class Rogue:
-    """tests/e2e/rogue.c: writes into tensors; stays, and lets go in end()."""
-
-    def __init__(self, site, *places, model="demo"):
-        argv = [harness.need_env("ROGUE_BIN"), site.weightd_socket, model]
-        argv += [str(x) for place in places for x in place]
-        self.process = subprocess.Popen(argv, env=site.env, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE)
-        check_equal(self.process.stdout.readline(), b"wrote\n", "what the rogue says")
-
-    def end(self):
-        self.process.communicate(timeout=30)
-        check_equal(self.process.returncode, 0, "exit status of the rogue")
 
 
 def varint(value):

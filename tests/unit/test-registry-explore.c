@@ -378,7 +378,7 @@ static bool do_restart(struct run *run, unsigned which)
 	registry_set_last_id(run->r, registry_get_last_id(old));
 	for (uint32_t i = 0; i < registry_count(old); i++) {
 		const struct registry_generation *g = registry_at(old, i);
-		if (registry_is_legal(g->state, REGISTRY_RESUME)) {
+		if (registry_is_legal(g->state, REGISTRY_RESUME) && g->state != REGISTRY_LOST) {
 			/* One that still fills drains for nothing: there is nobody to tell of. */
 			if (!g->is_filling) {
 				adopt(run, old, g);

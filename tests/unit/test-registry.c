@@ -117,7 +117,7 @@ static void test_transitions(void **state)
 			n_legal += registry_is_legal(s, e);
 			assert_int_equal(is_refused(s, e), !registry_is_legal(s, e));
 		}
-	assert_int_equal(n_legal, 20);
+	assert_int_equal(n_legal, 21);
 	assert_int_equal(registry_next(REGISTRY_LOADING, REGISTRY_LOADED), REGISTRY_READY);
 	assert_int_equal(registry_next(REGISTRY_WARM, REGISTRY_HEAT), REGISTRY_LOADING);
 	assert_false(registry_is_legal(REGISTRY_READY, REGISTRY_RELEASE));
@@ -185,6 +185,27 @@ static void test_ids_after_a_restart(void **state)
 	registry_free(r);
 }
 
+/* Who held what is lost by now comes back for it, to let it go. */
+static void test_resume_of_what_is_lost(void **state)
+{
+	struct err err = ERR_NULL;
+	struct registry *r;
+
+	(void)state;
+	assert_int_equal(registry_new(&r), 0);
+	assert_int_equal(registry_adopt(r, 6, "a", REGISTRY_READY, NULL, 1, NULL), 0);
+	assert_int_equal(registry_adopt_hold(r, 6, 77, 1), 0);
+	registry_lose(r, 6);
+	assert_int_equal(registry_resume(r, 6, 9, 77, 1, &err), 0);
+	assert_int_equal(registry_find(r, 6)->state, REGISTRY_LOST);
+	assert_int_equal(registry_find(r, 6)->n_leases, 1);
+	assert_int_equal(registry_find(r, 6)->n_holds, 0);
+	registry_end_returns(r);
+	assert_int_equal(registry_release(r, 6, 9, 77, 2, &err), 0);
+	assert_int_equal(registry_find(r, 6)->state, REGISTRY_ABSENT);
+	registry_free(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -194,6 +215,7 @@ int main(void)
 		CASE(test_replace_drains),
 		CASE(test_least_recently_used),
 		CASE(test_ids_after_a_restart),
+		CASE(test_resume_of_what_is_lost),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
