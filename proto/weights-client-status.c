@@ -24,6 +24,7 @@ static const char *const status_states[] = {
 	[WD__GENERATION_STATE__GENERATION_STATE_HELD] = "held",
 	[WD__GENERATION_STATE__GENERATION_STATE_LOST] = "lost",
 	[WD__GENERATION_STATE__GENERATION_STATE_WARM] = "warm",
+	[WD__GENERATION_STATE__GENERATION_STATE_RETURNING] = "returning",
 };
 
 static int must_check status_cap(

@@ -46,6 +46,11 @@ bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool 
 		params->own_fn(0, NULL, params->userdata);
 		return true;
 	}
+	if (g->adopt->record.is_draining) { /* by now: it is not wanted any more */
+		rc = err_set(&err, ECANCELED, "model %s: it was unloaded on its way back", model);
+		params->own_fn(rc, &err, params->userdata);
+		return true;
+	}
 	/* In place of what came back, or of what did not. */
 	rc = service_load(r->service, NULL, 0, model, g->claim_path, g->claim_fd, true, &err);
 	if (rc < 0)

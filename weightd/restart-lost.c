@@ -81,6 +81,9 @@ static bool lost_enter(struct restart *r, struct restart_generation *g)
 			record->model, record->id, err.text);
 		return false;
 	}
+	/* What takes its place has the pin too. */
+	if (record->is_pinned && registry_pin(r->service->registry, record->model, true, NULL) < 0)
+		log_debug("model %s: its pin did not come back", record->model);
 	struct service_summary *summary = &g->data->summary;
 	memcpy(summary->architecture, first->architecture, sizeof(summary->architecture));
 	memcpy(summary->format, first->format, sizeof(summary->format));

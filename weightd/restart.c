@@ -448,18 +448,6 @@ void restart_begin(struct restart *r)
 	restart_save(r);
 }
 
-bool restart_is_awaited(const struct restart *r, const char *model)
-{
-	const struct restart_generation *g;
-
-	if (!r)
-		return false;
-	TAILQ_FOREACH(g, &r->coming, entry)
-	if (!g->adopt->record.is_draining && !strcmp(g->adopt->record.model, model))
-		return true;
-	return false;
-}
-
 /* ---- for Resume ---- */
 
 enum restart_where restart_find(const struct restart *r, uint64_t generation)

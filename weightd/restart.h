@@ -70,6 +70,21 @@ void restart_forget(struct restart *r);
 /* Is the model's generation on its way back? Then Acquire and Load wait. r may be NULL. */
 bool restart_is_awaited(const struct restart *r, const char *model);
 
+/* Draining from when it is there on; expel_ns: see service_generation. The newest generation that
+ * this meant; 0: none of the model is on its way back. r may be NULL. */
+uint64_t restart_unload(struct restart *r, const char *model, uint64_t expel_ns);
+
+/* Pinned, or not, from when it is there on; and so is what is loaded in its place. False: it is not
+ * on its way back. r may be NULL. */
+bool restart_pin(struct restart *r, const char *model, bool is_pinned);
+
+/* What is on its way back. n_missed: processes that had a lease on it and have not got that back.
+ * r may be NULL. */
+typedef void (*restart_fn)(
+	const struct state_generation *generation, uint32_t n_missed, void *userdata);
+uint32_t restart_count(const struct restart *r);
+void restart_visit(const struct restart *r, restart_fn fn, void *userdata);
+
 /* True when the result was of an adoption. r may be NULL. */
 bool restart_take_result(struct restart *r, uint32_t loader, const struct loader_result *result);
 

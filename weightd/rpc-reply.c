@@ -25,6 +25,7 @@
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/reply-arena.h"
+#include "weightd/restart.h"
 #include "weightd/service.h"
 #include "weightd/shown.h"
 #include "weightd/source.h"
@@ -455,38 +456,92 @@ static void reply_make_generation(struct reply_arena *a, const struct registry_g
 		reply_add_allocations(a, data, n_slots, m);
 }
 
-/* One Model a name, in order of its first generation; generations newest last. */
+/* One row a name, in order of its first generation; generations newest last. */
+struct reply_models {
+	struct reply_arena *arena;
+	const struct peer *peer;
+	Wd__Model **at;
+	size_t n;
+	size_t n_room; /* generations of all */
+};
+
+static void reply_models_add(struct reply_models *m, const char *model, Wd__Generation *generation)
+{
+	size_t k = 0;
+
+	while (k < m->n && strcmp(m->at[k]->name, model))
+		k++;
+	if (k == m->n) {
+		Wd__Model *row = reply_arena_alloc(m->arena, 1, sizeof(*row));
+		Wd__Generation **rows =
+			reply_arena_alloc(m->arena, m->n_room, sizeof(Wd__Generation *));
+		if (m->arena->is_failed)
+			return;
+		wd__model__init(row);
+		row->name = (char *)model;
+		row->generations = rows;
+		m->at[m->n++] = row;
+	}
+	size_t at = m->at[k]->n_generations++;
+	for (; at > 0 && m->at[k]->generations[at - 1]->id > generation->id; at--)
+		m->at[k]->generations[at] = m->at[k]->generations[at - 1];
+	m->at[k]->generations[at] = generation;
+}
+
+/* A restart_fn; its leases are those that have not been had back yet. */
+static void reply_add_returning(const struct state_generation *g, uint32_t n_missed, void *userdata)
+{
+	struct reply_models *models = userdata;
+	const struct state_residency *r = &g->residencies[0];
+	Wd__Generation *m;
+
+	if (!access_shows(models->peer->access, g->model))
+		return;
+	m = reply_arena_alloc(models->arena, 1, sizeof(*m));
+	if (!m)
+		return;
+	wd__generation__init(m);
+	m->id = g->id;
+	m->state = g->is_draining ? WD__GENERATION_STATE__GENERATION_STATE_DRAINING
+				  : WD__GENERATION_STATE__GENERATION_STATE_RETURNING;
+	m->origin = (char *)"adopted";
+	m->path = g->path;
+	m->file_bytes = g->file.n_bytes;
+	m->manifest_bytes = r->manifest.n_bytes;
+	m->architecture = (char *)r->architecture;
+	m->format = (char *)r->format;
+	m->n_parameters = r->n_parameters;
+	m->n_tensors = r->n_tensors;
+	m->n_leases = n_missed;
+	m->pinned = g->is_pinned;
+	for (uint32_t i = 0; i < r->n_allocs; i++)
+		if (r->allocs[i].placement != MANIFEST_PLACEMENT_PAGED)
+			m->weights_bytes += r->allocs[i].n_bytes;
+	reply_models_add(models, g->model, m);
+}
+
 static Wd__Model **reply_make_models(struct reply_arena *a, const struct service *s,
 	const struct peer *p, bool with_allocations, size_t *ret_n)
 {
 	struct registry *r = service_get_registry(s);
+	const struct restart *restart = service_get_params(s)->restart;
 	uint32_t n_slots = service_get_foreign_slot(s) + 1;
 	uint32_t n = registry_count(r);
-	Wd__Model *models = reply_arena_alloc(a, n, sizeof(*models));
-	Wd__Model **at = reply_arena_alloc(a, n, sizeof(*at));
+	struct reply_models m = {.arena = a, .peer = p, .n_room = n + restart_count(restart)};
 	Wd__Generation *generations = reply_arena_alloc(a, n, sizeof(*generations));
-	size_t n_models = 0;
 
+	m.at = reply_arena_alloc(a, m.n_room, sizeof(*m.at));
 	for (uint32_t i = 0; i < n && !a->is_failed; i++) {
 		const struct registry_generation *g = registry_at(r, i);
-		size_t k = 0;
 		if (!access_shows(p->access, g->model))
 			continue;
-		while (k < n_models && strcmp(models[k].name, g->model))
-			k++;
-		if (k == n_models) {
-			wd__model__init(&models[k]);
-			models[k].name = (char *)g->model;
-			models[k].generations = reply_arena_alloc(a, n, sizeof(Wd__Generation *));
-			if (a->is_failed)
-				return NULL;
-			at[n_models++] = &models[k];
-		}
 		reply_make_generation(a, g, n_slots, with_allocations, &generations[i]);
-		models[k].generations[models[k].n_generations++] = &generations[i];
+		reply_models_add(&m, g->model, &generations[i]);
 	}
-	*ret_n = n_models;
-	return a->is_failed ? NULL : at;
+	if (!a->is_failed)
+		restart_visit(restart, reply_add_returning, &m);
+	*ret_n = m.n;
+	return a->is_failed ? NULL : m.at;
 }
 
 void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
@@ -719,7 +774,9 @@ void rpc_reply_status(struct peer *p, uint64_t request, struct service *s)
 	status.uptime_ns = service_get_uptime_ns(s);
 	status.device = reply_make_device(&arena, service_get_params(s)->loaders[0]);
 	reply_add_devices(&arena, s, &status);
-	status.models = reply_arena_alloc(&arena, registry_count(registry), sizeof(Wd__Model *));
+	status.models = reply_arena_alloc(&arena,
+		registry_count(registry) + restart_count(service_get_params(s)->restart),
+		sizeof(Wd__Model *));
 	status.peers = reply_arena_alloc(&arena, PEER_MAX + REPLY_MAX_HOLDERS, sizeof(Wd__Peer *));
 	r.n_bytes = wd__status__get_packed_size(&status) + REPLY_ENVELOPE_BYTES;
 	for (size_t i = 0; i < n_models && !arena.is_failed; i++)

@@ -16,6 +16,7 @@
 #include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/registry.h"
+#include "weightd/restart.h"
 #include "weightd/resume.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc-scan.h"
@@ -40,6 +41,16 @@ static int rpc_check_model(const struct rpc_call *call, const char *model, struc
 	if (rc < 0)
 		return rc;
 	return shown_check(service_get_registry(call->service), call->peer, model, ret_err);
+}
+
+/* The same, and not still on its way back. */
+static int rpc_check_there(const struct rpc_call *call, const char *model, struct err *ret_err)
+{
+	int rc = rpc_check_model(call, model, ret_err);
+
+	if (rc == 0 && restart_is_awaited(service_get_params(call->service)->restart, model))
+		rc = err_set(ret_err, EAGAIN, "model %.64s is on its way back", model);
+	return rc;
 }
 
 /* Answers, or leaves the answer to the service, and returns 0; or -errno with the refusal. */
@@ -163,8 +174,13 @@ static int rpc_pin(const struct rpc_call *call, struct err *ret_err)
 	struct registry *r = service_get_registry(call->service);
 	int rc = rpc_check_model(call, m->model, ret_err);
 
-	if (rc == 0)
+	if (rc == 0) {
+		bool is_returning = restart_pin(
+			service_get_params(call->service)->restart, m->model, m->pinned);
 		rc = registry_pin(r, m->model, m->pinned, ret_err);
+		if (is_returning)
+			rc = 0;
+	}
 	if (rc == 0)
 		rpc_reply_done(call->peer, call->request->id, 0);
 	return shown_refuse(r, call->peer, m->model, rc, ret_err);
@@ -204,7 +220,7 @@ static int rpc_reserve(const struct rpc_call *call, struct err *ret_err)
 static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->describe->model;
-	int rc = rpc_check_model(call, name, ret_err);
+	int rc = rpc_check_there(call, name, ret_err);
 
 	if (rc < 0)
 		return rc;
@@ -231,7 +247,7 @@ static int rpc_describe(const struct rpc_call *call, struct err *ret_err)
 static int rpc_verify(const struct rpc_call *call, struct err *ret_err)
 {
 	const char *name = call->request->verify->model;
-	int rc = rpc_check_model(call, name, ret_err);
+	int rc = rpc_check_there(call, name, ret_err);
 
 	if (rc == 0)
 		rc = verify_begin(call->service, call->peer, call->request->id, name, ret_err);

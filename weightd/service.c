@@ -347,7 +347,8 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 	uint64_t *ret_id)
 {
 	const struct registry_generation *g = NULL;
-	uint64_t id = 0;
+	uint64_t id = restart_unload(s->restart, name, leave_get_end(timeout_ns));
+	bool is_returning = id;
 
 	for (uint32_t i = 0; i < registry_count(s->registry); i++) {
 		g = registry_at(s->registry, i);
@@ -357,7 +358,7 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 			id = g->id;
 	}
 	int rc = registry_unload(s->registry, name, ret_err);
-	if (rc < 0)
+	if (rc < 0 && !is_returning)
 		return rc;
 	leave_set_timeout(s, name, timeout_ns);
 	for (uint32_t i = 0; i < registry_count(s->registry);) {

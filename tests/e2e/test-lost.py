@@ -123,6 +123,7 @@ def check_lacking(site, place):
     way = Way(site, "workers", ["--place", f"*={place}"])
     way.start()
     worker, other = site.worker("demo"), site.worker("demo")
+    site.ctl("pin", "demo")
     before = generation(site)
     n_before = weights_bytes(site)
     for w in worker, other:
@@ -134,7 +135,8 @@ def check_lacking(site, place):
     lost = after[before["id"]]
     check_equal((lost["state"], lost["n_holds"], lost["weights_bytes"]),
                 ("lost", 2, before["weights_bytes"]), "the lost one")
-    check_equal(after[before["id"] + 1]["state"], "ready", "the one that follows")
+    follower = after[before["id"] + 1]
+    check_equal((follower["state"], follower["pinned"]), ("ready", True), "what follows")
     check_equal(weights_bytes(site), 2 * n_before, "the account")
     # One ends, the other comes back and hears of it.
     other.kill()

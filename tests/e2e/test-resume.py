@@ -7,7 +7,7 @@ import socket
 import time
 
 import harness
-from harness import check, check_equal
+from harness import check, check_equal, wait_until
 from restart_way import Way, check_adopted, generation, wait_leases
 from worker_socket import field, fields
 
@@ -88,6 +88,107 @@ def test_comes_twice(site):
     worker.signal(signal.SIGCONT)
     wait_leases(site, [worker.pid])
     check_adopted(site, way, before)
+    way.close()
+
+
+def states(site):
+    return {m["name"]: [(g["id"], g["state"], g["n_leases"], g["pinned"]) for g in m["generations"]]
+            for m in site.status()["models"]}
+
+
+def leave_stopped(site, way):
+    """A model that a client loaded, and its worker, stopped; a weightd that waits for that."""
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo")
+    before = generation(site)
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    return worker, before
+
+
+def test_known_on_its_way(site):
+    """While its worker is waited for a model is there to see and to pin, and not to load again."""
+    way = Way(site, "workers", model=None)
+    worker, before = leave_stopped(site, way)
+    check_equal(states(site), {"demo": [(before["id"], "returning", 1, False)]}, "states")
+    out = site.ctl("ls").out
+    check("demo" in out and "returning" in out, out)
+    for key in ("weights_bytes", "n_tensors", "architecture", "format", "path", "file_bytes"):
+        check_equal(generation(site)[key], before[key], key)
+    for refused in (site.ctl("load", f"demo={harness.MODEL}", status=1),
+                    site.ctl("verify", "demo", status=1), site.ctl("map", "demo", status=1)):
+        check("on its way back" in refused.err, refused)
+    check("no model other" in site.ctl("pin", "other", status=1).err, "another model")
+    check("no model other" in site.ctl("unload", "other", status=1).err, "another model")
+    site.ctl("pin", "demo")
+    check_equal(states(site), {"demo": [(before["id"], "returning", 1, True)]}, "pinned")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_equal(states(site), {"demo": [(before["id"], "ready", 1, True)]}, "it is back")
+    check_adopted(site, way, before)
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    site.ctl("unpin", "demo")
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_equal(states(site), {"demo": [(before["id"], "ready", 1, False)]}, "unpinned")
+    way.close()
+
+
+def test_unload_on_its_way(site):
+    """It drains when it is back; a kill in between does not forget that."""
+    way = Way(site, "workers", model=None)
+    worker, before = leave_stopped(site, way)
+    check_equal(site.ctl("unload", "demo").out, "demo: draining: 1 lease\n", "unload")
+    check_equal(states(site), {"demo": [(before["id"], "draining", 1, False)]}, "states")
+    check("no model demo" in site.ctl("unload", "demo", status=1).err, "unloaded twice")
+    way.kill()
+    way.start()
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_equal(states(site), {"demo": [(before["id"], "draining", 1, False)]}, "it is back")
+    worker.stop()
+    wait_until(lambda: not states(site), "its end")
+    way.close()
+
+
+def test_unload_at_once_on_its_way(site):
+    """Its leases end when they are back, and who waits for the model is told."""
+    way = Way(site, "workers", model=None)
+    worker, before = leave_stopped(site, way)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(site.weightd_socket)
+        device = greet(s)
+        s.send(field(1, 2) + field(4, field(1, "demo") + field(2, device[1]) +
+                                   field(3, device[2])))
+        time.sleep(0.2)
+        site.ctl("unload", "demo", "--timeout", "0")
+        refused = fields(fields(s.recv(65536))[3])
+        check(b"unloaded" in refused[2], f"who waits: {refused}")
+    worker.signal(signal.SIGCONT)
+    wait_until(lambda: "1 leases end" in way.daemon.log(), "the end of the lease", 10)
+    wait_until(lambda: not states(site), f"the end of {before['id']}", 10)
+    way.close()
+
+
+def test_unload_of_what_does_not_come(site):
+    """What the command line names is not loaded for who has unloaded it meanwhile."""
+    way = Way(site, "workers")
+    way.start()
+    worker = site.worker("demo")
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start(wait=False)
+    wait_until(lambda: os.path.exists(site.weightd_socket) and
+               site.ctl("ls", status=None).out.count("returning") == 1, "the next weightd", 10)
+    site.ctl("unload", "demo")
+    worker.kill()
+    wait_until(lambda: ": ready" in way.daemon.log(), "ready", 10)
+    wait_until(lambda: not states(site), "no model")
+    check("is ready" not in way.daemon.log(), way.daemon.log())
     way.close()
 
 
