@@ -38,7 +38,8 @@ struct vk_memory {
 	uint32_t home_heap; /* where it belongs */
 	void *map;
 	char name[VK_MEMORY_NAME_BYTES];
-	struct vk_memory *next; /* of the device's books, as the rest from here on: under their lock */
+	struct vk_memory
+		*next; /* of the device's books, as the rest from here on: under their lock */
 	struct vk_memory *previous;
 	struct vk_slice_name *slices; /* [n_slices] */
 	uint32_t n_slices;

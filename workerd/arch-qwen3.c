@@ -23,6 +23,7 @@ static int add_ffn(struct arch_stack *s, uint32_t layer)
 			 s, layer, "ffn_down", hp->n_ff, hp->n_embd, 1, &down.matmul.w[0])) ||
 		(r = graph_add_value(s->g, hp->n_ff, false, s->err, &h)))
 		return r;
+	graph_name_value(s->g, h, "hidden");
 	up.matmul.y = down.matmul.x = h;
 	if ((r = graph_add_op(s->g, &up, s->err)))
 		return r;

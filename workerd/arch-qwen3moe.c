@@ -24,6 +24,10 @@ static int add_routing_values(const struct arch_stack *s, struct graph_routing *
 			 s->err, &v.groups)))
 		return r;
 	graph_extend_value(s->g, v.groups, group_words * n_expert);
+	graph_name_value(s->g, v.logits, "router");
+	graph_name_value(s->g, v.choice, "choice");
+	graph_name_value(s->g, v.pairs, "pairs");
+	graph_name_value(s->g, v.groups, "groups");
 	*ret = v;
 	return 0;
 }
@@ -81,6 +85,8 @@ static int add_ffn(struct arch_stack *s, uint32_t layer)
 			 s->g, hp->n_expert_used * hp->n_embd, false, s->err, &down.experts.z)))
 		return r;
 	down.experts.routing = up.experts.routing;
+	graph_name_value(s->g, h, "hidden");
+	graph_name_value(s->g, down.experts.z, "mixed");
 	up.experts.y = down.experts.x = h;
 	if ((r = graph_add_op(s->g, &up, s->err)))
 		return r;

@@ -101,6 +101,8 @@ static int add_attention(struct arch_stack *s, uint32_t layer)
 		(r = graph_add_value(s->g, q_width + 2 * kv_width, false, s->err, &qkv_value)) ||
 		(r = graph_add_value(s->g, q_width, false, s->err, &y_value)))
 		return r;
+	graph_name_value(s->g, qkv_value, "qkv");
+	graph_name_value(s->g, y_value, "attention");
 	qkv.matmul.y = rope.rope_kv.qkv = attention.attention.qkv = qkv_value;
 	attention.attention.y = out.matmul.x = y_value;
 	if ((r = graph_add_op(s->g, &qkv, s->err)) || (r = graph_add_op(s->g, &rope, s->err)) ||
@@ -149,6 +151,7 @@ int arch_stack_build(
 	if ((r = find(&s, "token_embd.weight", hp->n_embd, hp->n_vocab, 1, &embed.embed.w)) ||
 		(r = graph_add_value(g, hp->n_embd, false, ret_err, &s.x)))
 		return r;
+	graph_name_value(g, s.x, "residual");
 	embed.embed.y = s.x;
 	if ((r = graph_add_op(g, &embed, ret_err)))
 		return r;

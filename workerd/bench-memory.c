@@ -156,7 +156,8 @@ int bench_memory_run(const struct bench_memory_params *params, struct err *ret_e
 		.err = ret_err};
 	const struct vk_memory_params memory = {.role = VK_MEMORY_SCRATCH,
 		.n_bytes = b.target_bytes,
-		.name = "target of measured copies"};
+		.name = "target of measured copies",
+		.is_home_only = true};
 	struct bench_memory_rate rates[BENCH_MEMORY_MAX_RATES] = {0};
 	uint32_t n = 0;
 	int r = vk_memory_new(params->device, &memory, ret_err, &b.target);

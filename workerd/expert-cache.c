@@ -224,7 +224,10 @@ static int upload(struct expert_cache *c, struct vk_memory *staging, struct err 
 static int make_memory(struct expert_cache *c, enum vk_memory_role role, uint64_t n_bytes,
 	struct err *ret_err, struct vk_memory **ret_memory)
 {
-	struct vk_memory_params params = {.role = role, .n_bytes = n_bytes, .name = "expert cache"};
+	const struct vk_memory_params params = {.role = role,
+		.n_bytes = n_bytes,
+		.name = "expert cache",
+		.is_home_only = role == VK_MEMORY_SCRATCH};
 
 	return vk_memory_new(c->d, &params, ret_err, ret_memory);
 }
@@ -232,8 +235,6 @@ static int make_memory(struct expert_cache *c, enum vk_memory_role role, uint64_
 /* Nothing is gained by slots outside device memory. */
 static int make_slots(struct expert_cache *c, const struct source *sources, struct err *ret_err)
 {
-	const struct vk_device_info *info = vk_device_get_info(c->d);
-
 	c->slots = calloc(c->n_layers, sizeof(c->slots[0]));
 	if (!c->slots)
 		return err_set(ret_err, ENOMEM, "expert cache: no memory");
@@ -242,11 +243,6 @@ static int make_slots(struct expert_cache *c, const struct source *sources, stru
 		int r = make_memory(c, VK_MEMORY_SCRATCH, n_bytes, ret_err, &c->slots[i]);
 		if (r)
 			return r;
-		if (!info->heaps[vk_memory_get_heap_index(c->slots[i])].device_local)
-			return err_set(ret_err, ENOMEM,
-				"layer %u of %u: expected %" PRIu64
-				" bytes of device memory, found host memory",
-				i, c->n_layers, n_bytes);
 		c->totals.n_slots += sources[i].n_slots;
 		c->totals.n_bytes += n_bytes;
 	}

@@ -73,6 +73,7 @@ struct fetch {
 	struct move *moves; /* [n_ops * GRAPH_MAX_OP_TENSORS] */
 	uint32_t n_pieces;
 	struct piece *pieces;
+	bool may_spill;
 	bool is_required;
 	uint64_t n_slot_bytes;
 	struct vk_memory *slots[N_SLOTS];
@@ -218,23 +219,19 @@ static int cut(struct fetch *f, struct err *ret_err)
 	return 0;
 }
 
-/* Slots elsewhere than in device memory would only move the reads. */
+/* Slots elsewhere than in device memory would only move the reads; where there is no other way to
+ * the weights, even that. */
 static int make_slots(struct fetch *f, struct err *ret_err)
 {
-	const struct vk_device_info *info = vk_device_get_info(f->d);
-
 	for (uint32_t i = 0; i < N_SLOTS; i++) {
 		const struct vk_memory_params params = {.role = VK_MEMORY_SCRATCH,
 			.n_bytes = f->n_slot_bytes,
-			.name = i ? "weights slot 1" : "weights slot 0"};
+			.name = i ? "weights slot 1" : "weights slot 0",
+			.is_home_only = !(f->is_required && f->may_spill)};
 		int r = vk_memory_new(f->d, &params, ret_err, &f->slots[i]);
 
 		if (r)
 			return r;
-		if (!info->heaps[vk_memory_get_heap_index(f->slots[i])].device_local &&
-			!f->is_required)
-			return err_set(ret_err, ENOMEM, "two slots of %" PRIu64 " bytes do not fit",
-				f->n_slot_bytes);
 	}
 	for (uint32_t i = 0; i < f->n_moves; i++)
 		f->moves[i].tensor->address =
@@ -349,7 +346,7 @@ static int make_copies(struct fetch *f, struct err *ret_err)
 	return r ? r : record_pieces(f, ret_err);
 }
 
-int fetch_new(struct vk_device *d, const struct weights *w, const struct graph *g,
+int fetch_new(struct vk_device *d, const struct weights *w, const struct graph *g, bool may_spill,
 	struct err *ret_err, struct fetch **ret_fetch)
 {
 	struct fetch *f = calloc(1, sizeof(*f));
@@ -359,6 +356,7 @@ int fetch_new(struct vk_device *d, const struct weights *w, const struct graph *
 		return err_set(ret_err, ENOMEM, "slots: no memory");
 	f->d = d;
 	f->w = w;
+	f->may_spill = may_spill;
 	int r = find_copies(f, g, ret_err);
 	bool is_wanted = !r && f->n_copies > 0;
 	if (is_wanted)

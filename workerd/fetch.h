@@ -36,10 +36,10 @@ struct fetch_counters {
 /*
  * w and g are borrowed for the fetch's life. *ret_fetch is NULL where every weight is in device
  * memory, and where there is no device memory for the slots and no `paged` weight needs them (said
- * in one line). -ENOMEM where one does.
+ * in one line). Where one does they may spill, or it is -ENOMEM.
  */
 int must_check fetch_new(struct vk_device *d, const struct weights *w, const struct graph *g,
-	struct err *ret_err, struct fetch **ret_fetch);
+	bool may_spill, struct err *ret_err, struct fetch **ret_fetch);
 
 /* No submitted work may use it any more. Accepts NULL; returns NULL. */
 struct fetch *fetch_free(struct fetch *f);

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
@@ -40,7 +41,8 @@ int graph_add_value(
 	if (r)
 		return r;
 	*ret_value = g->n_values;
-	g->values[g->n_values++] = (struct graph_value){.width = width, .is_logits = is_logits};
+	g->values[g->n_values++] =
+		(struct graph_value){.width = width, .is_logits = is_logits, .name = "value"};
 	return 0;
 }
 
@@ -48,6 +50,12 @@ void graph_extend_value(struct graph *g, uint32_t value, uint32_t n_extra)
 {
 	assert(value < g->n_values);
 	g->values[value].n_extra = n_extra;
+}
+
+void graph_name_value(struct graph *g, uint32_t value, const char *name)
+{
+	assert(value < g->n_values);
+	g->values[value].name = name;
 }
 
 uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w)
@@ -191,6 +199,50 @@ int graph_place(struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t 
 	}
 	*ret_bytes = n_bytes;
 	return 0;
+}
+
+uint64_t graph_sum_bytes(const struct graph *g, uint32_t n_rows, uint32_t *ret_n_values)
+{
+	uint64_t sum = 0, n_bytes;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < g->n_values; i++) {
+		if (!is_placed(&g->values[i]))
+			continue;
+		if (!bytes_align(value_bytes(&g->values[i], n_rows), ALIGN, &n_bytes) ||
+			__builtin_add_overflow(sum, n_bytes, &sum))
+			sum = UINT64_MAX;
+		n++;
+	}
+	*ret_n_values = n;
+	return sum;
+}
+
+uint32_t graph_get_sites(
+	const struct graph *g, uint32_t n_rows, struct graph_site *ret_sites, uint32_t n_room)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < g->n_values; i++) {
+		const struct graph_value *v = &g->values[i];
+		struct graph_site site = {.name = v->name,
+			.offset = v->offset,
+			.n_bytes = value_bytes(v, n_rows),
+			.n_values = 1};
+		uint32_t n_there = n < n_room ? n : n_room, k = 0;
+
+		if (!is_placed(v))
+			continue;
+		while (k < n_there && (strcmp(ret_sites[k].name, site.name) ||
+					      ret_sites[k].offset != site.offset ||
+					      ret_sites[k].n_bytes != site.n_bytes))
+			k++;
+		if (k < n_there)
+			ret_sites[k].n_values++;
+		else if (n++ < n_room)
+			ret_sites[k] = site;
+	}
+	return n;
 }
 
 void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses)

@@ -31,6 +31,7 @@ struct graph_value {
 	uint32_t first_op; /* that writes it */
 	uint32_t last_op;  /* that reads or writes it */
 	uint64_t offset;   /* in scratch, bytes; after graph_place */
+	const char *name;  /* what it is in a layer, for people; static */
 };
 
 enum graph_op_kind {
@@ -126,6 +127,9 @@ int must_check graph_add_value(
 /* n_extra words behind those of the rows. */
 void graph_extend_value(struct graph *g, uint32_t value, uint32_t n_extra);
 
+/* name: static. Without one it is a "value". */
+void graph_name_value(struct graph *g, uint32_t value, const char *name);
+
 /* A place for the addresses of a tensor's ne[2] matrices, for an op's tables. */
 uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w);
 
@@ -142,6 +146,27 @@ uint32_t graph_op_get_tensors(
  */
 int must_check graph_place(
 	struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes);
+
+/*
+ * What the values that graph_place places would take if each had a place of its own (saturates),
+ * and how many they are.
+ */
+uint64_t graph_sum_bytes(const struct graph *g, uint32_t n_rows, uint32_t *ret_n_values);
+
+/* Of graph_place's values with a name: those with one place and name are one. */
+struct graph_site {
+	const char *name;
+	uint64_t offset;
+	uint64_t n_bytes;
+	uint32_t n_values;
+};
+
+/*
+ * The places after graph_place, by first use. Returns how many there are; the first n_room of them
+ * are in ret_sites.
+ */
+uint32_t graph_get_sites(
+	const struct graph *g, uint32_t n_rows, struct graph_site *ret_sites, uint32_t n_room);
 
 /* Where each expert's matrices begin, as the ops have their tensors: [n_table_entries]. */
 void graph_fill_tables(const struct graph *g, uint64_t *ret_addresses);

@@ -2,17 +2,23 @@
 #include "workerd/plan-layout.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
 #include "shaders/abi.h"
+#include "vk/slice.h"
 #include "workerd/arch.h"
 #include "workerd/graph.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
-enum { N_SLOTS = 2 }; /* fetch.c's: one is computed with while the other is filled */
+enum {
+	N_SLOTS = 2, /* fetch.c's: one is computed with while the other is filled */
+	/* Layers are alike, so their values share names and places: what is beyond has none. */
+	MAX_SITES = 48,
+};
 
 bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
 	struct plan_layout *ret)
@@ -47,6 +53,31 @@ static uint64_t plan_layout_count_slots(const struct weights *w)
 		}
 	}
 	return n_most * N_SLOTS;
+}
+
+int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows, uint64_t constants_at,
+	struct vk_memory *scratch, struct err *ret_err)
+{
+	struct vk_slice_name names[MAX_SITES + 2] = {0};
+	struct graph_site sites[MAX_SITES];
+	const uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
+	const uint64_t n_table_bytes = g->n_table_entries * sizeof(uint64_t);
+	uint32_t n = graph_get_sites(g, n_rows, sites, MAX_SITES);
+
+	n = n < MAX_SITES ? n : MAX_SITES;
+	for (uint32_t i = 0; i < n; i++) {
+		snprintf(names[i].name, sizeof(names[i].name), "%s", sites[i].name);
+		names[i].offset = sites[i].offset;
+		names[i].n_bytes = sites[i].n_bytes;
+	}
+	if (n_turn_bytes)
+		names[n++] = (struct vk_slice_name){
+			.name = "rope turns", .offset = constants_at, .n_bytes = n_turn_bytes};
+	if (n_table_bytes)
+		names[n++] = (struct vk_slice_name){.name = "expert tables",
+			.offset = constants_at + n_turn_bytes,
+			.n_bytes = n_table_bytes};
+	return vk_slice_set_names(scratch, names, n, ret_err);
 }
 
 int plan_layout_measure(const struct weights *w, const struct plan_params *params,

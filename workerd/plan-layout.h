@@ -12,7 +12,9 @@
 #include "proto/util/cleanup.h"
 
 struct err;
+struct graph;
 struct plan_params;
+struct vk_memory;
 struct weights;
 
 /* What a step's rows are, at the start of io memory. */
@@ -33,6 +35,13 @@ struct plan_layout {
 /* n_vocab: of a row of logits. False on overflow. */
 bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
 	struct plan_layout *ret_layout);
+
+/*
+ * Names what lies in a plan's scratch: the values, placed for n_rows rows, and from constants_at on
+ * the constants. Engine thread.
+ */
+int must_check plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
+	uint64_t constants_at, struct vk_memory *scratch, struct err *ret_err);
 
 struct plan_layout_bytes {
 	uint64_t n_scratch_bytes; /* values, constants, slots of weights that are copied ahead */

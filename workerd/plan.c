@@ -115,8 +115,10 @@ static int check_model(const struct weights *w, const struct kv *kv,
 static int make_memory(struct plan *p, enum vk_memory_role role, uint64_t n_bytes,
 	struct err *ret_err, struct vk_memory **ret_memory)
 {
-	struct vk_memory_params params = {
-		.role = role, .n_bytes = n_bytes, .name = vk_memory_role_name(role)};
+	struct vk_memory_params params = {.role = role,
+		.n_bytes = n_bytes,
+		.name = vk_memory_role_name(role),
+		.is_home_only = role == VK_MEMORY_SCRATCH && !p->params.may_spill};
 
 	return vk_memory_new(p->d, &params, ret_err, ret_memory);
 }
@@ -142,6 +144,17 @@ static int upload_constants(
 	return r;
 }
 
+static void note_scratch(struct plan *p, uint64_t n_value_bytes)
+{
+	struct plan_scratch *s = &p->counters.scratch;
+
+	*s = (struct plan_scratch){.n_rows = p->params.n_rows, .peak_bytes = n_value_bytes};
+	s->sum_bytes = graph_sum_bytes(&p->graph, s->n_rows, &s->n_values);
+	log_debug("scratch: %u values of %u rows: %" PRIu64 " bytes, %" PRIu64
+		  " if each had a place of its own",
+		s->n_values, s->n_rows, s->peak_bytes, s->sum_bytes);
+}
+
 static int make_memories(struct plan *p, struct err *ret_err)
 {
 	struct graph *g = &p->graph;
@@ -160,8 +173,11 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	if ((r = make_memory(p, VK_MEMORY_SCRATCH, constants_at + n_constant_bytes, ret_err,
 		     &p->scratch)) ||
 		(r = make_memory(p, VK_MEMORY_IO, io.n_bytes, ret_err, &p->io)) ||
-		(r = vk_memory_map(p->io, ret_err, &map)))
+		(r = vk_memory_map(p->io, ret_err, &map)) ||
+		(r = plan_layout_name_scratch(
+			 g, p->params.n_rows, constants_at, p->scratch, ret_err)))
 		return r;
+	note_scratch(p, n_value_bytes);
 	uint8_t *base = map;
 	p->step = map;
 	p->rows = (struct abi_row *)(base + io.rows);
@@ -234,6 +250,7 @@ static int make_stream(struct plan *p, const struct weights *w, struct err *ret_
 		.graph = &p->graph,
 		.pool = p->pool,
 		.addresses = &p->addresses,
+		.may_spill = p->params.may_spill,
 	};
 	int r = stream_new(&params, ret_err, &p->stream);
 
@@ -543,6 +560,12 @@ int plan_bench_memory(struct plan *p, struct err *ret_err,
 	};
 
 	return bench_memory_run(&params, ret_err, ret_rates, ret_n);
+}
+
+void plan_get_values(const struct plan *p, struct vk_slice *ret_values)
+{
+	*ret_values =
+		(struct vk_slice){.memory = p->scratch, .n_bytes = p->counters.scratch.peak_bytes};
 }
 
 void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)

@@ -8,6 +8,7 @@
  * step (tokens, positions, slots, pages, which rows want logits) is read from io memory. Engine
  * thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -18,6 +19,7 @@ struct err;
 struct kv;
 struct plan;
 struct vk_device;
+struct vk_slice;
 struct weights;
 
 struct plan_params {
@@ -29,12 +31,22 @@ struct plan_params {
 	 */
 	uint32_t stream_rows;
 	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
+	bool may_spill;                /* scratch, into host memory; else plan_new is -ENOMEM */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };
 
-/* Of the weights in host memory, since the start. */
+/* The values of a step of n_rows, which take each other's places. */
+struct plan_scratch {
+	uint32_t n_rows;
+	uint32_t n_values;
+	uint64_t peak_bytes; /* what they take */
+	uint64_t sum_bytes;  /* if each had a place of its own */
+};
+
+/* Of scratch; and of the weights in host memory, since the start. */
 struct plan_counters {
+	struct plan_scratch scratch;
 	uint32_t stream_rows;  /* as above; PLAN_NEVER_STREAM */
 	uint64_t stream_steps; /* whose body was streamed */
 	uint64_t stream_ns;    /* from the first enqueued to the last done */
@@ -70,6 +82,12 @@ uint32_t plan_get_n_vocab(const struct plan *p);
 /* See bench-memory.h; between two steps. */
 int must_check plan_bench_memory(struct plan *p, struct err *ret_err,
 	struct bench_memory_rate ret_rates[BENCH_MEMORY_MAX_RATES], uint32_t *ret_n);
+
+/*
+ * Where the values of a step lie. Nothing in it outlives a step: between two steps it may hold
+ * anything.
+ */
+void plan_get_values(const struct plan *p, struct vk_slice *ret_values);
 
 void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters);
 

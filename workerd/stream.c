@@ -74,7 +74,8 @@ static int make_tables(struct stream *s, struct err *ret_err)
 
 static int fill(struct stream *s, struct err *ret_err)
 {
-	int r = fetch_new(s->params.device, s->params.weights, s->params.graph, ret_err, &s->fetch);
+	int r = fetch_new(s->params.device, s->params.weights, s->params.graph, s->params.may_spill,
+		ret_err, &s->fetch);
 
 	if (r || !s->fetch)
 		return r;

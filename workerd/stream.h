@@ -27,6 +27,7 @@ struct stream_params {
 	const struct graph *graph;
 	struct op_pool *pool;
 	const struct record_addresses *addresses;
+	bool may_spill; /* slots of weights that cannot be read where they are */
 };
 
 /* *ret_stream is NULL where fetch_new has nothing to copy. */

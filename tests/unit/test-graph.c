@@ -6,6 +6,7 @@
 #include "tests/case.h"
 
 #include <inttypes.h>
+#include <string.h>
 #include <time.h>
 
 #include "proto/util/err.h"
@@ -100,6 +101,45 @@ static void test_words_behind_the_rows(void **state)
 	graph_fini(&g);
 }
 
+/* The sum is of all, each padded; a name at one place is one site, however many layers have it. */
+static void test_sites(void **state)
+{
+	struct graph g = {0};
+	struct graph_site sites[4] = {0};
+	struct err e = ERR_NULL;
+	uint32_t stream = add_value(&g, 65), logits = GRAPH_NONE, n_values = 0;
+
+	(void)state;
+	graph_name_value(&g, stream, "stream");
+	add_op(&g, GRAPH_NONE, stream);
+	for (int i = 0; i < 10; i++) {
+		uint32_t branch = add_value(&g, 192);
+		graph_name_value(&g, branch, i % 2 ? "odd" : "even");
+		add_op(&g, stream, branch);
+		add_op(&g, branch, stream);
+	}
+	assert_int_equal(graph_add_value(&g, 1 << 20, true, &e, &logits), 0);
+	add_op(&g, stream, logits);
+	(void)add_value(&g, 1000); /* used by nobody */
+	assert_int_equal(place(&g, 3), 1024 + 192 * 4 * 3);
+	assert_int_equal(graph_sum_bytes(&g, 3, &n_values), 1024 + 10 * (192 * 4 * 3));
+	assert_int_equal(n_values, 11);
+	assert_int_equal(graph_get_sites(&g, 3, sites, 4), 3);
+	assert_string_equal(sites[0].name, "stream");
+	assert_int_equal(sites[0].n_bytes, 65 * 4 * 3);
+	assert_int_equal(sites[0].n_values, 1);
+	for (int i = 1; i < 3; i++) {
+		assert_string_equal(sites[i].name, i == 1 ? "even" : "odd");
+		assert_int_equal(sites[i].offset, 1024);
+		assert_int_equal(sites[i].n_values, 5);
+	}
+	/* Those that there is no room for are counted, and nothing is written behind the room. */
+	memset(sites, 0, sizeof(sites));
+	assert_true(graph_get_sites(&g, 3, sites, 1) > 1);
+	assert_null(sites[1].name);
+	graph_fini(&g);
+}
+
 /* Addresses of experts as the ops have their tensors, also where an op was given others. */
 static void test_tables(void **state)
 {
@@ -175,6 +215,7 @@ int main(void)
 		CASE(test_stream_is_kept),
 		CASE(test_logits_have_no_place),
 		CASE(test_words_behind_the_rows),
+		CASE(test_sites),
 		CASE(test_tables),
 		CASE(test_random_graphs),
 	};

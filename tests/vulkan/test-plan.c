@@ -9,6 +9,9 @@
 #include "shaders/abi.h"
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
+#include "vk/slice.h"
+#include "workerd/arch.h"
+#include "workerd/graph.h"
 #include "workerd/kv.h"
 #include "workerd/plan-layout.h"
 #include "workerd/plan.h"
@@ -70,12 +73,31 @@ static uint32_t open_slot(uint32_t n_tokens)
 	return slot;
 }
 
+/* Word by word into all that a step leaves of its values. */
+static void fill_values(uint32_t word)
+{
+	struct vk_command *c = on_device_command(device, 0);
+	struct vk_slice values = {0};
+
+	plan_get_values(plan, &values);
+	assert_true(values.n_bytes > 0);
+	vk_command_begin(c);
+	vk_command_fill(c, &values, word);
+	on_device_run(device, c);
+	vk_command_free(c);
+}
+
+static bool is_poisoned; /* before each step, with poison */
+static uint32_t poison;
+
 static const float *step(
 	const struct plan_row *rows, uint32_t n_rows, const uint32_t *want, uint32_t n_want)
 {
 	struct err e = ERR_NULL;
 	const float *logits = NULL;
 
+	if (is_poisoned)
+		fill_values(poison);
 	on_device_check(plan_step(plan, rows, n_rows, want, n_want, &e, &logits), &e, "step");
 	return logits;
 }
@@ -144,6 +166,101 @@ static void test_bits_do_not_depend_on_chunks(void **state)
 		free(found);
 	}
 	free(expected);
+}
+
+/*
+ * Whatever a step finds in its scratch (not a number, infinite, what looks like somebody's secret)
+ * leaves no trace in its logits: nothing there comes from the step before.
+ */
+static void test_bits_do_not_depend_on_old_scratch(void **state)
+{
+	static const uint32_t words[] = {0x7fc00000, 0xffffffff, 0x5ec5e75e};
+	static const uint32_t chunks[] = {5, 33, N_ROWS};
+
+	(void)state;
+	for (uint32_t c = 0; c < ARRAY_SIZE(chunks); c++) {
+		float *expected = run_in_chunks(chunks[c]);
+		is_poisoned = true;
+		for (uint32_t i = 0; i < ARRAY_SIZE(words); i++) {
+			poison = words[i];
+			float *found = run_in_chunks(chunks[c]);
+			if (memcmp(found, expected, sizeof(float) * n_vocab))
+				fail_msg("steps of %u rows over 0x%08x: other logits", chunks[c],
+					words[i]);
+			free(found);
+		}
+		is_poisoned = false;
+		free(expected);
+	}
+}
+
+/* All scratch has a name by which a refused map is known, and lives in device memory. */
+static void test_scratch_has_names(void **state)
+{
+	static const char *const expected[] = {"residual", "qkv", "attention", "hidden"};
+	struct vk_slice_place places[64];
+	struct vk_slice values = {0}, slice = {0};
+	uint32_t n = vk_slice_get_places(device, places, ARRAY_SIZE(places)), n_scratch = 0;
+	struct err e = ERR_NULL;
+	void *pointer = NULL;
+	char text[128];
+
+	(void)state;
+	assert_in_range(n, 1, ARRAY_SIZE(places));
+	for (uint32_t i = 0; i < n; i++) {
+		if (places[i].role != VK_MEMORY_SCRATCH && places[i].role != VK_MEMORY_KV)
+			continue;
+		n_scratch++;
+		assert_true(places[i].flags & VK_SLICE_DEVICE_LOCAL);
+		assert_false(places[i].is_spilled);
+	}
+	assert_true(n_scratch > ARRAY_SIZE(expected));
+	plan_get_values(plan, &values);
+	for (uint32_t i = 0; i < ARRAY_SIZE(expected); i++) {
+		on_device_check(vk_slice_find(values.memory, expected[i], &e, &slice), &e, "find");
+		assert_true(slice.offset + slice.n_bytes <= values.n_bytes);
+		assert_int_equal(vk_slice_map(&slice, &e, &pointer), -EPERM);
+		snprintf(text, sizeof(text), "slice %s: memory scratch", expected[i]);
+		assert_memory_equal(e.text, text, strlen(text));
+	}
+}
+
+/* The scratch is no more than what lives at the op where most does, and the sum is all there is. */
+static void test_scratch_is_used_again(void **state)
+{
+	struct plan_counters counters;
+	const struct arch *arch = NULL;
+	struct graph g = {0};
+	struct err e = ERR_NULL;
+	uint64_t n_most = 0, n_sum = 0;
+	uint32_t n_values = 0;
+
+	(void)state;
+	plan_get_counters(plan, &counters);
+	on_device_check(arch_find(model.weights, &e, &arch), &e, "architecture");
+	on_device_check(arch->build(model.weights, &g, &e), &e, "graph");
+	for (uint32_t op = 0; op < g.n_ops; op++) {
+		uint64_t n_alive = 0;
+		for (uint32_t i = 0; i < g.n_values; i++) {
+			const struct graph_value *v = &g.values[i];
+			uint64_t n_bytes =
+				(4ull * v->width * N_ROWS + 4ull * v->n_extra + 255) / 256 * 256;
+			if (v->is_logits || !v->is_used)
+				continue;
+			n_sum += op == 0 ? n_bytes : 0;
+			n_values += op == 0;
+			if (v->first_op <= op && op <= v->last_op)
+				n_alive += n_bytes;
+		}
+		n_most = n_alive > n_most ? n_alive : n_most;
+	}
+	graph_fini(&g);
+	assert_int_equal(counters.scratch.n_rows, N_ROWS);
+	assert_int_equal(counters.scratch.n_values, n_values);
+	assert_int_equal(counters.scratch.sum_bytes, n_sum);
+	/* The last place is not padded. */
+	assert_in_range(counters.scratch.peak_bytes, n_most - 255, n_most);
+	assert_true(n_sum > 3 * n_most);
 }
 
 /* Three sessions, one at a time and then all in the same steps. */
@@ -281,6 +398,9 @@ int main(int argc, char **argv)
 	static const struct CMUnitTest tests[] = {
 		CASE(test_measured_beforehand),
 		CASE(test_bits_do_not_depend_on_chunks),
+		CASE(test_bits_do_not_depend_on_old_scratch),
+		CASE(test_scratch_has_names),
+		CASE(test_scratch_is_used_again),
 		CASE(test_bits_do_not_depend_on_neighbours),
 		CASE(test_step_refused),
 		CASE(test_plan_refused),
