@@ -55,6 +55,8 @@ static int must_check check_hparams(const struct manifest *m, struct err *ret_er
 		{"n_expert_used", h->n_expert_used, min_expert, h->n_expert},
 		{"n_ff_expert", h->n_ff_expert, min_expert, MANIFEST_MAX_FF},
 		{"tied_embeddings", h->tied_embeddings, 0, 1},
+		{"n_window", h->n_window, 0, MANIFEST_MAX_CTX},
+		{"window_period", h->window_period, 0, MANIFEST_MAX_LAYERS},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {

@@ -11,7 +11,7 @@
 #include "proto/util/err.h"
 
 _Static_assert(sizeof(struct manifest_header) % MANIFEST_ALIGN == 0, "sections start aligned");
-_Static_assert(sizeof(struct manifest_hparams) == 88, "part of the format");
+_Static_assert(sizeof(struct manifest_hparams) == 96, "part of the format");
 _Static_assert(sizeof(struct manifest_alloc) == 16, "part of the format");
 _Static_assert(sizeof(struct manifest_tensor) == 72, "part of the format");
 _Static_assert(sizeof(struct manifest_tokenizer) == 72, "part of the format");

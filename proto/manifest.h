@@ -28,7 +28,7 @@ struct err;
 
 #define MANIFEST_MAGIC 0x314e414d44455700ull /* "\0WEDMAN1" */
 enum {
-	MANIFEST_VERSION = 1,
+	MANIFEST_VERSION = 2,
 	MANIFEST_ALIGN = 16,
 	MANIFEST_MAX_BYTES = 1 << 30,
 	MANIFEST_NONE = 0xffffffffu, /* no such id */
@@ -101,6 +101,8 @@ struct manifest_hparams {
 	uint32_t n_expert_used;
 	uint32_t n_ff_expert;
 	uint32_t tied_embeddings; /* 1: token_embd is the output matrix too */
+	uint32_t n_window;        /* keys that a token sees, its own among them; 0: all */
+	uint32_t window_period;   /* every such layer sees all the same, see below; 0: none does */
 	uint64_t n_parameters;
 };
 
@@ -233,6 +235,14 @@ static inline const uint8_t *manifest_get_string(const struct manifest *m, struc
 
 /* By name, NUL-terminated; NULL when there is none. Binary search. */
 const struct manifest_tensor *manifest_find_tensor(const struct manifest *m, const char *name);
+
+/* Keys that a token of the layer sees, its own among them; 0: all. The last of each period does. */
+static inline uint32_t manifest_get_window(const struct manifest_hparams *h, uint32_t layer)
+{
+	bool is_full = h->window_period > 0 && layer % h->window_period == h->window_period - 1;
+
+	return is_full ? 0 : h->n_window;
+}
 
 /* The token with exactly these bytes, or MANIFEST_NONE. */
 uint32_t manifest_find_token(const struct manifest *m, const void *data, uint32_t n_bytes);

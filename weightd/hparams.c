@@ -183,6 +183,37 @@ static int read_heads(const struct reader *r, struct manifest_hparams *h)
 	return rc;
 }
 
+/* A whole number of 0 to max, 0 where there is no such key. */
+static int read_optional(const struct reader *r, const char *suffix, uint32_t max, uint32_t *ret)
+{
+	char key[KEY_BYTES];
+	const struct gguf_kv *kv = find(r, suffix, key);
+	uint64_t v = 0;
+	int rc = kv ? gguf_get_u64(kv, r->err, &v) : 0;
+
+	if (rc < 0)
+		return rc;
+	if (v > max)
+		return err_set(r->err, EINVAL, "key %s: expected 0 to %" PRIu32 ", found %" PRIu64,
+			key, max, v);
+	*ret = (uint32_t)v;
+	return 0;
+}
+
+/*
+ * A sliding window, as llama.cpp has it: of all layers, but with a pattern of n > 0 for those i
+ * with i % n == n - 1.
+ */
+static int read_window(const struct reader *r, struct manifest_hparams *h)
+{
+	int rc = read_optional(r, "attention.sliding_window", MANIFEST_MAX_CTX, &h->n_window);
+
+	if (rc == 0)
+		rc = read_optional(r, "attention.sliding_window_pattern", HPARAMS_MAX_LAYERS,
+			&h->window_period);
+	return rc;
+}
+
 /* Valid models that the kernels cannot run. */
 static int check_engine(const struct reader *r, const struct manifest_hparams *h)
 {
@@ -230,6 +261,8 @@ int hparams_read(const struct gguf *g, const char *arch, bool has_experts, uint6
 		rc = read_sizes(&r, &h);
 	if (rc == 0)
 		rc = read_heads(&r, &h);
+	if (rc == 0)
+		rc = read_window(&r, &h);
 	if (rc == 0)
 		rc = read_vocab(&r, n_tokens, &h);
 	if (rc == 0)

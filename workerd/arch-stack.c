@@ -80,7 +80,8 @@ static int add_attention(struct arch_stack *s, uint32_t layer)
 	struct graph_op qkv = {.kind = GRAPH_MATMUL,
 		.matmul = {.n_parts = 3, .x = s->x, .r = GRAPH_NONE, .finish = OP_MATMUL_STORE}};
 	struct graph_op rope = {.kind = GRAPH_ROPE_KV, .rope_kv = {.layer = layer}};
-	struct graph_op attention = {.kind = GRAPH_ATTENTION, .attention = {.layer = layer}};
+	struct graph_op attention = {.kind = GRAPH_ATTENTION,
+		.attention = {.layer = layer, .window = manifest_get_window(hp, layer)}};
 	struct graph_op out = {.kind = GRAPH_MATMUL,
 		.matmul = {.n_parts = 1, .y = s->x, .r = s->x, .finish = OP_MATMUL_ADD}};
 	uint32_t qkv_value = GRAPH_NONE; /* [m][q_width + 2 * kv_width] */

@@ -10,6 +10,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/log.h"
+#include "workerd/kv-layout.h"
 
 struct err;
 
@@ -35,6 +36,7 @@ struct options {
 	const char *device;  /* NULL: weightd's */
 	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
 	uint32_t n_sessions;
+	enum kv_layout_type kv_type;
 	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
 	uint32_t stream_rows; /* see plan.h; 0: measured */
 	enum options_expert_cache expert_cache;

@@ -45,6 +45,7 @@ static int stack_get_kv_params(const struct stack_params *params, const struct w
 	/* Each slot's last page may be partly used, so a slot's pages are counted whole. */
 	uint64_t n_slot_tokens = (n_ctx + KV_PAGE_TOKENS - 1ull) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
 	*ret_kv = (struct kv_params){
+		.type = o->kv_type,
 		.n_layers = h->n_layers,
 		.n_head_kv = h->n_head_kv,
 		.head_dim = h->head_dim_k,

@@ -73,6 +73,10 @@ static void write_valid(void)
 	write_seed("small-vocabulary", new_small());
 	write_seed("q8_0-untied", gguf_build_new_qwen3(&(struct gguf_build_shape){
 					  .type = DTYPE_Q8_0, .n_layers = 2, .untied = true}));
+	b = new_plain(DTYPE_F32);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window", 8);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window_pattern", 2);
+	write_seed("window", b);
 	b = new_plain(DTYPE_F16);
 	b->version = 2;
 	gguf_build_drop(b, "qwen3.attention.head_count_kv");

@@ -25,12 +25,13 @@ struct layer {
 	float *ffn_gate;    /* [n_expert or 1][n_ff][n_embd] */
 	float *ffn_up;      /* [n_expert or 1][n_ff][n_embd] */
 	float *ffn_down;    /* [n_expert or 1][n_embd][n_ff] */
-	float *keys;        /* [n_ctx][n_head_kv * head_dim], numbers that f16 has */
+	float *keys;        /* [n_ctx][n_head_kv * head_dim], as the cache has them */
 	float *values;      /* [n_ctx][n_head_kv * head_dim] */
 };
 
 struct ref_model {
 	struct manifest_hparams hp;
+	bool has_q8_0_kv;
 	uint32_t n_ff; /* of an expert, where there are any */
 	struct layer *layers;
 	float *token_embd;  /* [n_vocab][n_embd] */
@@ -155,13 +156,23 @@ struct ref_model *ref_model_free(struct ref_model *r)
 	return NULL;
 }
 
+void ref_model_use_q8_0_kv(struct ref_model *r)
+{
+	r->has_q8_0_kv = true;
+}
+
 void ref_model_restart(struct ref_model *r)
 {
 	r->n_tokens = 0;
 }
 
-static void round_to_half(float *x, uint32_t n)
+/* A head of a key or value becomes what is left of it in the cache. */
+static void keep(const struct ref_model *r, float *x, uint32_t n)
 {
+	if (r->has_q8_0_kv) {
+		ref_ops_round_to_q8_0(x, n);
+		return;
+	}
 	for (uint32_t i = 0; i < n; i++)
 		x[i] = ref_ops_from_half(ref_ops_to_half(x[i]));
 }
@@ -174,7 +185,7 @@ static void add_matvec(struct ref_model *r, const float *w, const float *in, uin
 		r->x[i] += r->h[i];
 }
 
-static void attend(struct ref_model *r, const struct layer *l)
+static void attend(struct ref_model *r, const struct layer *l, uint32_t window)
 {
 	const struct manifest_hparams *hp = &r->hp;
 	uint32_t dim = hp->head_dim_k, kv_width = hp->n_head_kv * dim;
@@ -192,12 +203,17 @@ static void attend(struct ref_model *r, const struct layer *l)
 			head, is_q ? l->attn_q_norm : l->attn_k_norm, dim, hp->rms_eps, head);
 		ref_ops_rope(head, hp->n_rot, hp->rope_base, r->n_tokens);
 	}
-	round_to_half(k, kv_width);
-	round_to_half(v, kv_width);
+	for (uint32_t h = 0; h < hp->n_head_kv; h++) {
+		keep(r, k + h * dim, dim);
+		keep(r, v + h * dim, dim);
+	}
+	uint32_t n_keys = r->n_tokens + 1, first = 0;
+	if (window > 0 && n_keys > window)
+		first = n_keys - window;
 	for (uint32_t h = 0; h < hp->n_head; h++) {
-		uint32_t at = h / (hp->n_head / hp->n_head_kv) * dim;
-		ref_ops_attention(r->q + h * dim, l->keys + at, l->values + at, r->n_tokens + 1,
-			dim, kv_width, r->attended + h * dim);
+		uint64_t at = (uint64_t)first * kv_width + h / (hp->n_head / hp->n_head_kv) * dim;
+		ref_ops_attention(r->q + h * dim, l->keys + at, l->values + at, n_keys - first, dim,
+			kv_width, r->attended + h * dim);
 	}
 	add_matvec(r, l->attn_output, r->attended, hp->n_head * dim);
 }
@@ -243,7 +259,7 @@ const float *ref_model_step(struct ref_model *r, uint32_t token)
 	assert(token < hp->n_vocab && r->n_tokens < hp->n_ctx_train);
 	memcpy(r->x, r->token_embd + (uint64_t)token * hp->n_embd, sizeof(float) * hp->n_embd);
 	for (uint32_t i = 0; i < hp->n_layers; i++) {
-		attend(r, &r->layers[i]);
+		attend(r, &r->layers[i], manifest_get_window(hp, i));
 		feed_forward(r, &r->layers[i]);
 	}
 	r->n_tokens++;

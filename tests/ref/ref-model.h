@@ -4,8 +4,8 @@
 
 /*
  * A qwen3 or qwen3moe model computed by the scalar references, one token after the other, its
- * matrices dequantised from the same bytes that the device reads; keys and values are kept as f16,
- * as the engine keeps them. Any one thread.
+ * matrices dequantised from the same bytes that the device reads; keys and values are kept as f16
+ * or Q8_0, as the engine keeps them. Any one thread.
  */
 #include <stdint.h>
 
@@ -17,6 +17,9 @@ struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image);
 
 /* Accepts NULL; returns NULL. */
 struct ref_model *ref_model_free(struct ref_model *m);
+
+/* Keeps keys and values as Q8_0 from here on; without it they are f16. */
+void ref_model_use_q8_0_kv(struct ref_model *m);
 
 /* Forgets all tokens. */
 void ref_model_restart(struct ref_model *m);

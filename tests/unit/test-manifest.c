@@ -154,7 +154,7 @@ static void refuses_bad_headers(void **state)
 	REFUSES("size", b.n_bytes -= 16);
 	REFUSES("size", b.n_bytes = (uint64_t)MANIFEST_MAX_BYTES + 1);
 	REFUSES("magic", b.header->magic ^= 1);
-	REFUSES("version: expected 1, found 2", b.header->version = 2);
+	REFUSES("version: expected 2, found 1", b.header->version = 1);
 	REFUSES("sections", b.header->n_sections--);
 	REFUSES("sections", b.header->n_sections++);
 	REFUSES("size", b.header->n_bytes++);
@@ -216,6 +216,8 @@ static void refuses_bad_hparams(void **state)
 	REFUSES("n_expert_used", b.hparams->n_expert = 4);
 	REFUSES("n_ff_expert", (b.hparams->n_expert = 4, b.hparams->n_expert_used = 2));
 	REFUSES("tied_embeddings", b.hparams->tied_embeddings = 2);
+	REFUSES("n_window", b.hparams->n_window = MANIFEST_MAX_CTX + 1);
+	REFUSES("window_period", b.hparams->window_period = MANIFEST_MAX_LAYERS + 1);
 }
 
 static void refuses_bad_tensors(void **state)

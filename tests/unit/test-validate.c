@@ -257,6 +257,36 @@ static void test_numbers(void **state)
 	gguf_build_free(b);
 }
 
+static void test_window(void **state)
+{
+	struct gguf_build *b = gguf_build_new_qwen3(&(struct gguf_build_shape){.n_layers = 7});
+	struct gguf *g;
+
+	(void)state;
+	struct validate_model m = pass(b, &g);
+	assert_int_equal(m.hparams.n_window, 0);
+	gguf_free(g);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window", 24);
+	m = pass(b, &g);
+	for (uint32_t i = 0; i < 7; i++)
+		assert_int_equal(manifest_get_window(&m.hparams, i), 24);
+	gguf_free(g);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window_pattern", 3);
+	m = pass(b, &g);
+	for (uint32_t i = 0; i < 7; i++)
+		assert_int_equal(manifest_get_window(&m.hparams, i), i == 2 || i == 5 ? 0 : 24);
+	gguf_free(g);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window_pattern", 1 << 20);
+	refuse(b, -EINVAL, "key qwen3.attention.sliding_window_pattern: expected 0 to",
+		"found 1048576");
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window_pattern", 0);
+	gguf_build_set_u32(b, "qwen3.attention.sliding_window", 1 << 27);
+	refuse(b, -EINVAL, "key qwen3.attention.sliding_window: expected 0 to", "found 134217728");
+	gguf_build_set_string(b, "qwen3.attention.sliding_window", "wide");
+	refuse(b, -EINVAL, "key qwen3.attention.sliding_window", "found");
+	gguf_build_free(b);
+}
+
 static void test_rope_scaling(void **state)
 {
 	(void)state;
@@ -653,6 +683,7 @@ int main(void)
 		CASE(test_counts),
 		CASE(test_heads),
 		CASE(test_numbers),
+		CASE(test_window),
 		CASE(test_rope_scaling),
 		CASE(test_architecture),
 		CASE(test_experts),

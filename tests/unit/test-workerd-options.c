@@ -56,11 +56,28 @@ static void test_expert_cache(void **state)
 	assert_non_null(strstr(options_usage, "--expert-cache"));
 }
 
+static void test_kv_type(void **state)
+{
+	struct options o = {0};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(parse(NULL, NULL, &e, &o), 0);
+	assert_int_equal(o.kv_type, KV_LAYOUT_F16);
+	assert_int_equal(parse("--kv-type", "q8_0", &e, &o), 0);
+	assert_int_equal(o.kv_type, KV_LAYOUT_Q8_0);
+	assert_int_equal(parse("--kv-type", "f16", &e, &o), 0);
+	assert_int_equal(o.kv_type, KV_LAYOUT_F16);
+	assert_int_equal(parse("--kv-type", "q4_0", &e, &o), -EINVAL);
+	assert_string_equal(e.text, "--kv-type: expected f16 or q8_0, found q4_0");
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_defaults),
 		CASE(test_expert_cache),
+		CASE(test_kv_type),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

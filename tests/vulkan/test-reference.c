@@ -6,7 +6,8 @@
  * test-reference [NAME] [q8_0]    the Q8_0 file of the test data
  * test-reference NAME f16         the F16 file of WEIGHTD_SHARED, skipped where there is none
  *
- * NAME is atlas-dense, what it is without one, or atlas-moe.
+ * NAME is atlas-dense, what it is without one, or atlas-moe. A third argument kv-q8_0 keeps keys
+ * and values as Q8_0, in both computations.
  *
  * Two references. The scalar model reads the same bytes, so that only the order of sums is left: a
  * tight tolerance over the whole vocabulary. The reference file has the five largest logits of the
@@ -35,9 +36,16 @@ struct tolerance {
 static const struct tolerance q8_0_tolerance = {.scalar = 1e-2f, .file = 0.2f};
 /* Where two experts are near, the error of the format chooses another. */
 static const struct tolerance moe_q8_0_tolerance = {.scalar = 1e-2f, .file = 0.5f};
+/*
+ * Where a number lies beside the middle of two steps of Q8_0, two computations of it may keep it as
+ * either: a step is 2^-7 of the block's largest.
+ */
+static const struct tolerance kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.25f};
+static const struct tolerance moe_kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.5f};
 static const struct tolerance f16_tolerance = {.scalar = 1e-2f, .file = 2e-2f};
 
 static const struct tolerance *tolerance = &q8_0_tolerance;
+static enum kv_layout_type kv_type;
 static char model_path[4096];
 static json_t *ref;
 
@@ -56,7 +64,8 @@ static void engine_init(struct engine *e)
 	*e = (struct engine){.d = on_device_new()};
 	model_on_device_init(&e->model, e->d, model_path);
 	const struct manifest_hparams *hp = e->model.weights->manifest->hparams;
-	struct kv_params kv = {.n_layers = hp->n_layers,
+	struct kv_params kv = {.type = kv_type,
+		.n_layers = hp->n_layers,
 		.n_head_kv = hp->n_head_kv,
 		.head_dim = hp->head_dim_k,
 		.n_slots = 1,
@@ -156,6 +165,8 @@ static void test_prompts(void **state)
 	(void)state;
 	engine_init(&e);
 	struct ref_model *scalar = ref_model_new(e.model.weights->manifest, e.model.image);
+	if (kv_type == KV_LAYOUT_Q8_0)
+		ref_model_use_q8_0_kv(scalar);
 	json_array_foreach(json_object_get(ref, "cases"), at, c)
 	{
 		uint32_t n = read_tokens(json_object_get(c, "tokens"), tokens);
@@ -260,6 +271,11 @@ int main(int argc, char **argv)
 		name, format);
 	if (!strcmp(name, "atlas-moe"))
 		tolerance = &moe_q8_0_tolerance;
+	if (argc > 3) {
+		kv_type = KV_LAYOUT_Q8_0;
+		tolerance =
+			!strcmp(name, "atlas-moe") ? &moe_kv_q8_0_tolerance : &kv_q8_0_tolerance;
+	}
 	if (is_f16) {
 		tolerance = &f16_tolerance;
 		if (access(model_path, R_OK)) {
