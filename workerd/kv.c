@@ -11,6 +11,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "vk/submit.h"
+#include "workerd/kv-chunks.h"
 #include "workerd/pages.h"
 
 enum {
@@ -29,23 +30,13 @@ struct kv {
 	uint64_t page_bytes;
 	uint32_t n_pages;
 	uint32_t n_slot_pages;
-	uint32_t n_memory_pages; /* pages of each memory but the last */
-	uint32_t n_memories;
-	struct vk_memory **memories; /* [n_memories] */
-	struct pages *pages;         /* whose they are */
-	uint64_t *dirty_bits;        /* [n_pages / 64] bit set: a session has had it */
+	struct kv_chunks *chunks; /* where pages are */
+	struct pages *pages;      /* whose they are */
 	struct vk_memory *table_memory;
 	uint64_t *table; /* mapped: [n_slots][n_slot_pages] */
 	struct vk_command *clear;
 	uint64_t clear_ticket; /* of the last submission of clear, 0: none */
 };
-
-static void kv_page_slice(const struct kv *kv, uint32_t page, uint32_t n, struct vk_slice *ret)
-{
-	ret->memory = kv->memories[page / kv->n_memory_pages];
-	ret->offset = page % kv->n_memory_pages * kv->page_bytes;
-	ret->n_bytes = n * kv->page_bytes;
-}
 
 /* The command is idle again: what it cleared last is clear. */
 static int kv_clear_begin(struct kv *kv, struct err *ret_err)
@@ -71,83 +62,77 @@ static int kv_clear_submit(struct kv *kv, struct err *ret_err)
 	return vk_submit(kv->device, &kv->clear, 1, ret_err, &kv->clear_ticket);
 }
 
-static int kv_clear_pool(struct kv *kv, struct err *ret_err)
+/* Records fills of pages[0..n), neighbours in one. */
+static void kv_record_clear(struct kv *kv, const uint32_t *pages, uint32_t n)
 {
-	int r = kv_clear_begin(kv, ret_err);
-	if (r)
-		return r;
-	for (uint32_t i = 0; i < kv->n_memories; i++) {
-		const struct vk_slice all = {
-			.memory = kv->memories[i],
-			.n_bytes = vk_memory_get_bytes(kv->memories[i]),
-		};
-		vk_command_fill(kv->clear, &all, 0);
-	}
-	return kv_clear_submit(kv, ret_err);
-}
-
-static bool kv_is_dirty(const struct kv *kv, uint32_t page)
-{
-	return kv->dirty_bits[page / 64] >> (page % 64) & 1;
-}
-
-/* Records fills of the dirty ones of pages[0..n), neighbours in one; how many. */
-static uint32_t kv_record_clear(struct kv *kv, const uint32_t *pages, uint32_t n)
-{
-	uint32_t n_fills = 0;
 	uint32_t i = 0;
 
 	while (i < n) {
 		uint32_t page = pages[i];
+		uint32_t n_rest = kv_chunks_count_rest(kv->chunks, page);
 		uint32_t run = 1;
 		struct vk_slice slice;
 
-		if (!kv_is_dirty(kv, page)) {
-			i++;
-			continue;
-		}
-		while (i + run < n && pages[i + run] == page + run && kv_is_dirty(kv, page + run) &&
-			(page + run) % kv->n_memory_pages)
+		while (i + run < n && run < n_rest && pages[i + run] == page + run)
 			run++;
-		kv_page_slice(kv, page, run, &slice);
+		kv_chunks_get_slice(kv->chunks, page, run, &slice);
 		vk_command_fill(kv->clear, &slice, 0);
-		n_fills++;
 		i += run;
 	}
-	return n_fills;
 }
 
-/* What pages_change says about pages[0..n) of a slot: one copied whole, the rest without a trace.
+/* Memory for pages[0..n). What the device does not have is no fault of it: -ENOSPC. */
+static int kv_need_pages(struct kv *kv, const uint32_t *pages, uint32_t n, struct err *ret_err)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < n; i++)
+		r = kv_chunks_need(kv->chunks, pages[i], ret_err);
+	return r == -ENOMEM ? -ENOSPC : r;
+}
+
+/*
+ * What pages_change says about pages[0..n) of a slot: one copied whole, the rest without a trace of
+ * whoever had the memory before.
  */
 static int kv_fill_pages(struct kv *kv, const struct pages_change *change, const uint32_t *pages,
 	uint32_t n, struct err *ret_err)
 {
 	uint32_t first = change->first;
-	uint32_t n_recorded;
 
 	if (first == n)
 		return 0;
-	int r = kv_clear_begin(kv, ret_err);
+	int r = kv_need_pages(kv, pages + first, n - first, ret_err);
+	if (!r)
+		r = kv_clear_begin(kv, ret_err);
 	if (r)
 		return r;
 	if (change->copy_to != PAGES_NONE) {
 		struct vk_slice from;
 		struct vk_slice to;
 
-		kv_page_slice(kv, change->copy_from, 1, &from);
-		kv_page_slice(kv, change->copy_to, 1, &to);
+		kv_chunks_get_slice(kv->chunks, change->copy_from, 1, &from);
+		kv_chunks_get_slice(kv->chunks, change->copy_to, 1, &to);
 		vk_command_copy(kv->clear, &to, &from);
 		first++;
 	}
-	n_recorded = first - change->first + kv_record_clear(kv, pages + first, n - first);
-	if (n_recorded) {
-		r = kv_clear_submit(kv, ret_err);
-		if (r)
-			return r;
-	}
-	for (uint32_t i = change->first; i < n; i++)
-		kv->dirty_bits[pages[i] / 64] |= 1ull << (pages[i] % 64);
-	return 0;
+	kv_record_clear(kv, pages + first, n - first);
+	return kv_clear_submit(kv, ret_err);
+}
+
+static bool kv_is_page_used(const void *userdata, uint32_t page)
+{
+	return pages_get_n_refs(userdata, page) > 0;
+}
+
+/* Steps have ended; a clear may not have. What is still under way there is left for the next time.
+ */
+static void kv_trim(struct kv *kv)
+{
+	if (kv->clear_ticket && vk_submit_wait(kv->device, kv->clear_ticket, clear_timeout_ns))
+		return;
+	kv->clear_ticket = 0;
+	kv_chunks_trim(kv->chunks, kv_is_page_used, kv->pages);
 }
 
 /* Page size and counts out of the parameters, every product checked. */
@@ -158,7 +143,6 @@ static int kv_lay_out(struct kv *kv, struct err *ret_err)
 	struct kv_layout layout;
 	uint64_t n_bytes;
 	uint64_t n_pages;
-	uint64_t n_memory_pages;
 
 	if (!p->n_layers || !p->n_head_kv || !p->head_dim || !p->n_slots ||
 		p->n_slots > MAX_SLOTS || !p->n_ctx || !p->n_tokens)
@@ -173,13 +157,8 @@ static int kv_lay_out(struct kv *kv, struct err *ret_err)
 	if (n_pages > MAX_PAGES)
 		return err_set(ret_err, EINVAL, "kv: %llu pages: expected at most %u",
 			(unsigned long long)n_pages, MAX_PAGES);
-	n_memory_pages = max_bytes / n_bytes;
-	if (n_memory_pages > n_pages)
-		n_memory_pages = n_pages;
 	kv->page_bytes = n_bytes;
 	kv->n_pages = (uint32_t)n_pages;
-	kv->n_memory_pages = (uint32_t)n_memory_pages;
-	kv->n_memories = (uint32_t)((n_pages + n_memory_pages - 1) / n_memory_pages);
 	kv->n_slot_pages = p->n_ctx / KV_PAGE_TOKENS + !!(p->n_ctx % KV_PAGE_TOKENS);
 	if ((uint64_t)kv->n_slot_pages * p->n_slots > MAX_PAGES)
 		return err_set(ret_err, EINVAL, "kv: a table of %u slots of %u pages is too large",
@@ -205,7 +184,7 @@ int kv_measure(struct vk_device *d, const struct kv_params *params, struct err *
 	return 0;
 }
 
-static int kv_allocate_host(struct kv *kv)
+static int kv_make_books(struct kv *kv)
 {
 	const struct pages_params pages = {
 		.n_pages = kv->n_pages,
@@ -214,33 +193,23 @@ static int kv_allocate_host(struct kv *kv)
 		.n_slot_tokens = kv->params.n_ctx,
 	};
 
-	kv->memories = calloc(kv->n_memories, sizeof(*kv->memories));
-	kv->dirty_bits = calloc(((size_t)kv->n_pages + 63) / 64, sizeof(*kv->dirty_bits));
-	if (!kv->memories || !kv->dirty_bits)
-		return -ENOMEM;
 	return pages_new(&pages, &kv->pages);
 }
 
 static int kv_allocate_device(struct kv *kv, struct err *ret_err)
 {
 	uint64_t table_bytes = kv_get_table_bytes(kv);
-	uint32_t n_left = kv->n_pages;
+	const struct kv_chunks_params chunks = {
+		.n_page_bytes = kv->page_bytes,
+		.n_pages = kv->n_pages,
+		.n_bytes = kv->params.n_chunk_bytes,
+		.is_exportable = kv->params.is_exportable,
+	};
 	void *table;
-	int r;
+	int r = kv_chunks_new(kv->device, &chunks, ret_err, &kv->chunks);
 
-	for (uint32_t i = 0; i < kv->n_memories; i++) {
-		uint32_t n = n_left < kv->n_memory_pages ? n_left : kv->n_memory_pages;
-		const struct vk_memory_params params = {
-			.role = VK_MEMORY_KV,
-			.n_bytes = n * kv->page_bytes,
-			.name = "kv pages",
-		};
-
-		r = vk_memory_new(kv->device, &params, ret_err, &kv->memories[i]);
-		if (r)
-			return r;
-		n_left -= n;
-	}
+	if (r)
+		return r;
 	const struct vk_memory_params params = {
 		.role = VK_MEMORY_IO,
 		.n_bytes = table_bytes,
@@ -269,11 +238,9 @@ int kv_new(struct vk_device *d, const struct kv_params *params, struct err *ret_
 	kv->params = *params;
 	r = kv_lay_out(kv, ret_err);
 	if (!r)
-		r = kv_allocate_host(kv);
+		r = kv_make_books(kv);
 	if (!r)
 		r = kv_allocate_device(kv, ret_err);
-	if (!r)
-		r = kv_clear_pool(kv, ret_err);
 	if (r) {
 		kv_free(kv);
 		return r;
@@ -291,10 +258,7 @@ struct kv *kv_free(struct kv *kv)
 		kv->clear_ticket = 0;
 	vk_command_free(kv->clear);
 	vk_memory_free(kv->table_memory);
-	for (uint32_t i = 0; kv->memories && i < kv->n_memories; i++)
-		vk_memory_free(kv->memories[i]);
-	free(kv->memories);
-	free(kv->dirty_bits);
+	kv_chunks_free(kv->chunks);
 	pages_free(kv->pages);
 	free(kv);
 	return NULL;
@@ -315,7 +279,7 @@ static void kv_write_row(struct kv *kv, uint32_t slot, uint32_t first)
 	for (uint32_t i = first; i < n; i++) {
 		struct vk_slice slice;
 
-		kv_page_slice(kv, pages[i], 1, &slice);
+		kv_chunks_get_slice(kv->chunks, pages[i], 1, &slice);
 		row[i] = vk_memory_slice_address(&slice);
 	}
 	for (uint32_t i = n; i < kv->n_slot_pages && row[i]; i++)
@@ -326,6 +290,7 @@ void kv_close(struct kv *kv, uint32_t slot)
 {
 	pages_close(kv->pages, slot);
 	kv_write_row(kv, slot, 0);
+	kv_trim(kv);
 }
 
 /* What the books say becomes so on the device and in the table, or is undone. */
@@ -393,6 +358,19 @@ uint64_t kv_get_bytes(const struct kv *kv)
 	return kv->n_pages * kv->page_bytes;
 }
 
+void kv_get_pool(const struct kv *kv, struct kv_pool *ret_pool)
+{
+	struct kv_chunks_figures f;
+
+	kv_chunks_get_figures(kv->chunks, &f);
+	*ret_pool = (struct kv_pool){
+		.n_pages = kv->n_pages,
+		.n_chunks = f.n_chunks,
+		.n_allocated_chunks = f.n_allocated,
+		.n_allocated_bytes = f.n_allocated_bytes,
+	};
+}
+
 uint32_t kv_get_free_pages(const struct kv *kv)
 {
 	return pages_get_n_free(kv->pages);
@@ -405,6 +383,6 @@ int kv_get_page(const struct kv *kv, uint32_t slot, uint32_t index, struct vk_sl
 
 	if (index >= n)
 		return -ENOENT;
-	kv_page_slice(kv, pages[index], 1, ret_page);
+	kv_chunks_get_slice(kv->chunks, pages[index], 1, ret_page);
 	return 0;
 }

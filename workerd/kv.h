@@ -11,8 +11,10 @@
  *	table: [n_slots][n_slot_pages] u64, 0 where there is no page
  *
  * Engine thread, between steps: the table is read by a step in flight. Pages are cleared before a
- * session gets them: no session reads another's. Whose a page is, is in workerd/pages.
+ * session gets them: no session reads another's, or what the driver had there. Whose a page is, is
+ * in workerd/pages, and where it is in workerd/kv-chunks.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -29,27 +31,34 @@ struct kv_params {
 	uint32_t n_head_kv;
 	uint32_t head_dim; /* of k and of v */
 	uint32_t n_slots;
-	uint32_t n_ctx;    /* tokens a slot can hold */
-	uint64_t n_tokens; /* of the pool, rounded up to pages */
+	uint32_t n_ctx;         /* tokens a slot can hold */
+	uint64_t n_tokens;      /* of the pool, rounded up to pages */
+	uint64_t n_chunk_bytes; /* allocated at once, at most; 0: chosen */
+	bool is_exportable;     /* the memory of pages can leave the process (vk/share.h) */
 };
 
 int must_check kv_new(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
 	struct kv **ret_kv);
 struct kv *kv_free(struct kv *kv);
 
-/* What kv_new would allocate: of the device for pages, and of io memory. -EINVAL. */
+/*
+ * What there is at most: of the device for pages, of which kv_new allocates the first chunk alone,
+ * and of io memory. -EINVAL.
+ */
 int must_check kv_measure(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
 	uint64_t *ret_page_bytes, uint64_t *ret_io_bytes);
 
 /* The lowest free slot; -EAGAIN with the number of slots when there is none. */
 int must_check kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot);
+
+/* Chunks of memory that nobody has a page of any more are freed, but for one. */
 void kv_close(struct kv *kv, uint32_t slot);
 
 /*
  * Pages for positions [0, n_tokens) of the slot, the lowest free ones. Positions from the last
  * reserve's n_tokens on (or kv_truncate's, where that was less) are the ones to be written: no page
- * of them is another slot's too. -ENOSPC with the figures; VK_DEVICE_LOST. On failure the slot
- * keeps what it had.
+ * of them is another slot's too. -ENOSPC with the figures, also where the device has no memory for
+ * a chunk of the pool; VK_DEVICE_LOST. On failure the slot keeps what it had.
  */
 int must_check kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 
@@ -67,7 +76,16 @@ void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);
 const struct kv_params *kv_get_params(const struct kv *kv);
 uint64_t kv_get_table_address(const struct kv *kv); /* [n_slots][n_slot_pages] u64 */
 uint32_t kv_get_slot_pages(const struct kv *kv);
-uint64_t kv_get_bytes(const struct kv *kv); /* of the pool */
+uint64_t kv_get_bytes(const struct kv *kv); /* of the pool, when all of it is allocated */
+
+struct kv_pool {
+	uint32_t n_pages;
+	uint32_t n_chunks;
+	uint32_t n_allocated_chunks;
+	uint64_t n_allocated_bytes; /* of those, without what a driver rounds up */
+};
+
+void kv_get_pool(const struct kv *kv, struct kv_pool *ret_pool);
 uint32_t kv_get_free_pages(const struct kv *kv);
 
 /* The memory of the slot's page at index; -ENOENT when it has none there. */

@@ -105,14 +105,22 @@ static int stack_measure(const struct stack_params *params, const struct weights
 	return 0;
 }
 
-/* What is there now of what stack_measure counts. */
-static uint64_t stack_count_bytes(const struct stack_params *params)
+/*
+ * What will be there of what stack_measure counts: what is now, and the chunks of the KV cache that
+ * are not allocated yet, rounded up as those that are.
+ */
+static uint64_t stack_count_bytes(const struct stack_params *params, const struct kv *kv)
 {
 	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
+	struct kv_pool pool;
 	uint64_t n_bytes;
 
 	vk_memory_get_counters(params->device, c);
+	kv_get_pool(kv, &pool);
 	n_bytes = c[VK_MEMORY_KV].placed_bytes + c[VK_MEMORY_SCRATCH].placed_bytes;
+	n_bytes += kv_get_bytes(kv) - pool.n_allocated_bytes;
+	n_bytes += (c[VK_MEMORY_KV].requested_bytes - pool.n_allocated_bytes) /
+		   pool.n_allocated_chunks * (pool.n_chunks - pool.n_allocated_chunks);
 	if (!stack_has_host_memory(params))
 		n_bytes += c[VK_MEMORY_IO].placed_bytes + c[VK_MEMORY_STAGING].placed_bytes;
 	return n_bytes;
@@ -262,8 +270,11 @@ static struct weights_client_report stack_make_report(
 static int stack_settle(
 	struct stack *s, const struct stack_params *params, uint64_t n_granted, struct err *ret_err)
 {
-	uint64_t n_bytes = stack_count_bytes(params);
+	uint64_t n_bytes = stack_count_bytes(params, s->kv);
+	struct kv_pool pool;
 	int r = 0;
+
+	kv_get_pool(s->kv, &pool);
 
 	if (n_bytes > n_granted)
 		log_debug("%" PRIu64 " bytes of the device were granted and %" PRIu64 " are used",
@@ -274,6 +285,8 @@ static int stack_settle(
 			&n_granted);
 	s->n_granted_bytes = n_granted;
 	s->report = stack_make_report(params, s->weights);
+	/* What others cannot have of the device counts, allocated or not. */
+	s->report.kv_bytes += kv_get_bytes(s->kv) - pool.n_allocated_bytes;
 	return r ? r : weights_client_report(params->weightd, &s->report, ret_err);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/vulkan/on-device.h"
 
+#include "vk/share.h"
 #include "workerd/kv.h"
 
 /* A page of 2 layers, 2 heads of 64: 2 * 2 * 32 * 128 * 2 bytes. */
@@ -29,6 +30,22 @@ const struct vk_device_info *__wrap_vk_device_get_info(const struct vk_device *d
 	if (max_alloc_bytes)
 		info.max_alloc_bytes = max_alloc_bytes;
 	return &info;
+}
+
+/* Set by a test: the device has no more memory for pages. */
+static bool is_full;
+
+int __real_vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
+	struct err *ret_err, struct vk_memory **ret_memory);
+int __wrap_vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
+	struct err *ret_err, struct vk_memory **ret_memory);
+
+int __wrap_vk_memory_new(struct vk_device *d, const struct vk_memory_params *params,
+	struct err *ret_err, struct vk_memory **ret_memory)
+{
+	if (is_full && params->role == VK_MEMORY_KV)
+		return err_set(ret_err, ENOMEM, "the device is full");
+	return __real_vk_memory_new(d, params, ret_err, ret_memory);
 }
 
 static struct kv *new_kv(struct vk_device *d)
@@ -268,6 +285,117 @@ static void test_several_memories(void **state)
 	vk_device_free(d);
 }
 
+static uint64_t count_kv_bytes(struct vk_device *d)
+{
+	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
+
+	vk_memory_get_counters(d, c);
+	return c[VK_MEMORY_KV].requested_bytes;
+}
+
+static uint32_t count_chunks(const struct kv *kv)
+{
+	struct kv_pool pool;
+
+	kv_get_pool(kv, &pool);
+	assert_int_equal(pool.n_chunks, 3);
+	assert_int_equal(pool.n_allocated_bytes, pool.n_allocated_chunks * 2 * PAGE_BYTES);
+	return pool.n_allocated_chunks;
+}
+
+/* Memory comes with the first page of a chunk, and goes with the last, but for one chunk. */
+static void test_chunks_come_and_go(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv_params params = shape;
+	struct err e = ERR_NULL;
+	struct kv *kv = NULL;
+
+	(void)state;
+	params.n_chunk_bytes = 2 * PAGE_BYTES + 1;
+	on_device_check(kv_new(d, &params, &e, &kv), &e, "kv");
+	assert_int_equal(kv_get_bytes(kv), 6 * PAGE_BYTES);
+	assert_int_equal(count_chunks(kv), 1);
+	assert_in_range(count_kv_bytes(d), 2 * PAGE_BYTES, 4 * PAGE_BYTES - 1);
+	uint32_t a = open_slot(kv, 2 * KV_PAGE_TOKENS);
+	assert_int_equal(count_chunks(kv), 1);
+	uint32_t b = open_slot(kv, 3 * KV_PAGE_TOKENS);
+	assert_int_equal(count_chunks(kv), 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		expect_page(d, kv, b, i, 0);
+		write_page(d, kv, b, i);
+	}
+	/* b has chunks 1 and 2, and 0 is the one that stays. */
+	kv_close(kv, a);
+	assert_int_equal(count_chunks(kv), 3);
+	for (uint32_t i = 0; i < 3; i++)
+		expect_page(d, kv, b, i, CANARY);
+	kv_close(kv, b);
+	assert_int_equal(count_chunks(kv), 1);
+	assert_in_range(count_kv_bytes(d), 2 * PAGE_BYTES, 4 * PAGE_BYTES - 1);
+	/* Memory that comes back may be anybody's. */
+	b = open_slot(kv, N_CTX);
+	assert_int_equal(count_chunks(kv), 2);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_page(d, kv, b, i, 0);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
+/* A device without memory refuses a session, which keeps what it had, and is of use afterwards. */
+static void test_no_memory_for_a_chunk(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv_params params = shape;
+	struct err e = ERR_NULL;
+	struct kv *kv = NULL;
+
+	(void)state;
+	params.n_chunk_bytes = 2 * PAGE_BYTES;
+	on_device_check(kv_new(d, &params, &e, &kv), &e, "kv");
+	uint32_t a = open_slot(kv, KV_PAGE_TOKENS);
+	write_page(d, kv, a, 0);
+	is_full = true;
+	assert_int_equal(kv_reserve(kv, a, 3 * KV_PAGE_TOKENS, &e), -ENOSPC);
+	assert_string_equal(e.text, "the device is full");
+	assert_int_equal(kv_get_free_pages(kv), 5);
+	assert_int_equal(count_chunks(kv), 1);
+	expect_page(d, kv, a, 0, CANARY);
+	on_device_check(kv_reserve(kv, a, 2 * KV_PAGE_TOKENS, &e), &e, "reserve");
+	assert_int_equal(kv_new(d, &params, &e, &(struct kv *){NULL}), -ENOMEM);
+	is_full = false;
+	on_device_check(kv_reserve(kv, a, 3 * KV_PAGE_TOKENS, &e), &e, "reserve");
+	expect_page(d, kv, a, 0, CANARY);
+	expect_page(d, kv, a, 2, 0);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
+static void test_exportable(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv_params params = shape;
+	struct vk_share_params share;
+	struct err e = ERR_NULL;
+	struct kv *kv = new_kv(d);
+	int fd = -1;
+
+	(void)state;
+	uint32_t slot = open_slot(kv, 1);
+	assert_int_equal(vk_share_export(get_page(kv, slot, 0).memory, &e, &fd, &share), -EPERM);
+	kv_free(kv);
+	params.is_exportable = true;
+	on_device_check(kv_new(d, &params, &e, &kv), &e, "kv");
+	slot = open_slot(kv, 1);
+	struct vk_memory *memory = get_page(kv, slot, 0).memory;
+	on_device_check(vk_share_export(memory, &e, &fd, &share), &e, "export");
+	assert_true(fd >= 0);
+	assert_int_equal(share.buffer_bytes, vk_memory_get_bytes(memory));
+	close(fd);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 /* Sizes that overflow are refused before anything is allocated. */
 static void test_hostile_sizes(void **state)
 {
@@ -298,6 +426,9 @@ int main(void)
 		CASE(test_refusals),
 		CASE(test_fork),
 		CASE(test_several_memories),
+		CASE(test_chunks_come_and_go),
+		CASE(test_no_memory_for_a_chunk),
+		CASE(test_exportable),
 		CASE(test_hostile_sizes),
 	};
 
