@@ -134,7 +134,7 @@ static void refuses_a_bad_status(void **state)
 		for (int k = 0; k < 1025; k++)
 			many[k] = &empty;
 		if (i == 0)
-			model.generations[0]->state = 7;
+			model.generations[0]->state = 99;
 		if (i == 1)
 			model.generations[0]->allocations[0]->placement = 5;
 		if (i == 6)
