@@ -459,6 +459,8 @@ int main(int argc, char **argv)
 		return vk_probe_main(argc, argv);
 	if (argc > 1 && !strcmp(argv[1], "--keeper"))
 		return keeper_main(argc, argv);
+	/* Until the server has its handlers: one that is ended before gives up what was left. */
+	restart_block_signals(true);
 	char **arguments = copy_arguments(argc, argv, program);
 	log_init("weightd", LOG_INFO);
 	int status = parse_options(argc, argv, &o);

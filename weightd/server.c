@@ -576,15 +576,21 @@ static void server_cleanup(struct server **s)
  */
 static bool server_let_go(struct server *s)
 {
-	int rc = restart_hold(s->restart);
+	int rc = 0;
 
-	if (rc == 0) {
-		restart_block_signals(true);
-		return true;
+	/* What comes from here on is the next one's; what came behind SIGHUP has been caught, and
+	 * would be forgotten with this loop. */
+	restart_block_signals(true);
+	if (event_base_loop(s->base, EVLOOP_NONBLOCK) >= 0 && s->is_executing && s->code == 0) {
+		rc = restart_hold(s->restart);
+		if (rc == 0)
+			return true;
+		s->is_executing = s->is_ending = false;
 	}
-	log_error("SIGHUP: descriptors cannot be handed over: %s: this weightd goes on",
-		strerror(-rc));
-	s->is_executing = s->is_ending = false;
+	restart_block_signals(false);
+	if (rc < 0)
+		log_error("SIGHUP: descriptors cannot be handed over: %s: this weightd goes on",
+			strerror(-rc));
 	return false;
 }
 

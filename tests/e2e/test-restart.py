@@ -643,6 +643,49 @@ def test_sighup_many_times(site):
     way.close()
 
 
+def check_clean_end(site, way, what):
+    check_equal(way.daemon.process.wait(20), 0, f"{what}: {way.daemon.log()}")
+    wait_until(lambda: not site.keepers(), f"{what}: the end of the keeper")
+    left = [f for f in os.listdir(site.dir) if f.startswith("weightd.sock")]
+    check_equal(left, [], f"{what}: files left by weightd: {way.daemon.log()}")
+    site.daemons.remove(way.daemon)
+
+
+def test_sigterm_behind_sighup(site):
+    """Whenever it comes, also right before the program is executed anew, it is a clean end."""
+    for i in range(80):
+        way = Way(site, "keeper")
+        way.start()
+        end = time.perf_counter() + i * 0.000015
+        way.daemon.signal(signal.SIGHUP)
+        while time.perf_counter() < end:
+            pass
+        way.daemon.signal(signal.SIGTERM)
+        check_clean_end(site, way, f"round {i}")
+
+
+def has_signal(pid, signum):
+    """Is it blocked or caught?"""
+    with open(f"/proc/{pid}/status", encoding="ascii") as f:
+        masks = [int(line.split()[1], 16) for line in f if line.startswith(("SigBlk", "SigCgt"))]
+    return any(m >> signum - 1 & 1 for m in masks)
+
+
+def test_sigterm_at_the_start(site):
+    """What the weightd before left is given up by one that is ended while it starts."""
+    for i in range(20):
+        way = Way(site, "keeper")
+        way.start()
+        check_equal(len(site.keepers()), 1, "keepers")
+        way.kill()
+        site.daemons.remove(way.daemon)
+        way.start(wait=False)
+        # Before its first line the program has no say in it.
+        wait_until(lambda: has_signal(way.daemon.pid, signal.SIGTERM), "the program")
+        way.daemon.signal(signal.SIGTERM)
+        check_clean_end(site, way, f"round {i}")
+
+
 def test_sighup_without_descriptors(site):
     """Where memory cannot be handed over, weightd goes on with it and says so."""
     way = Way(site, "keeper")
