@@ -11,6 +11,7 @@ struct account_row {
 	enum account_kind kind;
 	uint64_t id;
 	bool is_gone; /* the id is a holder's */
+	bool is_recalled;
 	int32_t pid;
 	char model[ACCOUNT_MAX_MODEL_BYTES];
 	uint64_t n_bytes;
@@ -383,25 +384,45 @@ void account_exit(struct account *a, uint64_t holder, uint64_t now_ns)
 	account_serve(a, now_ns);
 }
 
-void account_resume(struct account *a, uint64_t holder, uint64_t peer)
+bool account_resume(struct account *a, uint64_t holder, uint64_t peer)
 {
 	struct account_row *row = account_find(a, ACCOUNT_GRANT, holder);
 	struct account_row *own = account_find(a, ACCOUNT_GRANT, peer);
 
 	if (!row || !row->is_gone)
-		return;
+		return false;
+	bool is_recalled = row->is_recalled;
 	if (own && own != row) {
 		account_set_row(a, own, 0);
 		row = account_find(a, ACCOUNT_GRANT, holder);
 	}
 	row->id = peer;
-	row->is_gone = false;
+	row->is_gone = row->is_recalled = false;
+	return is_recalled;
 }
 
 void account_restore(struct account *a, const struct account_request *q)
 {
 	if (a->n_rows < ACCOUNT_MAX_ROWS || account_find(a, q->kind, q->id))
 		account_set(a, q, q->n_bytes);
+}
+
+void account_recall(struct account *a, const struct account_request *q)
+{
+	struct account_row *row = account_find(a, ACCOUNT_GRANT, q->id);
+
+	if (a->n_rows >= ACCOUNT_MAX_ROWS && !row)
+		return;
+	account_set(a, q, q->n_bytes + (row ? row->n_bytes : 0));
+	row = account_find(a, ACCOUNT_GRANT, q->id);
+	row->is_gone = row->is_recalled = true;
+}
+
+bool account_is_recalled(const struct account *a, uint64_t holder)
+{
+	const struct account_row *row = account_find(a, ACCOUNT_GRANT, holder);
+
+	return row && row->is_recalled;
 }
 
 void account_tick(struct account *a, uint64_t now_ns)
@@ -434,4 +455,11 @@ uint64_t account_get_grant(const struct account *a, uint64_t id)
 	const struct account_row *row = account_find(a, ACCOUNT_GRANT, id);
 
 	return row ? row->n_bytes : 0;
+}
+
+void account_visit_grants(const struct account *a, account_grant_fn fn, void *userdata)
+{
+	for (uint32_t i = 0; i < a->n_rows; i++)
+		if (a->rows[i].kind == ACCOUNT_GRANT)
+			fn(a->rows[i].id, a->rows[i].n_bytes, a->rows[i].model, userdata);
 }

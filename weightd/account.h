@@ -114,11 +114,23 @@ void account_close(struct account *a, uint64_t peer, uint64_t holder, uint64_t n
 /* The process behind a holder's id is gone, and its grant. */
 void account_exit(struct account *a, uint64_t holder, uint64_t now_ns);
 
-/* The process is back as this peer: it has the grant that its process had. */
-void account_resume(struct account *a, uint64_t holder, uint64_t peer);
+/*
+ * The process is back as this peer: it has the grant that its process had. True: that was of
+ * account_recall, and what the process says itself is newer.
+ */
+bool account_resume(struct account *a, uint64_t holder, uint64_t peer);
 
 /* The id has n_bytes from before this account began: they count, whatever the budget is. */
 void account_restore(struct account *a, const struct account_request *request);
+
+/*
+ * What the process behind a holder's id was granted before this account began, beside what the id
+ * has already: it counts, whatever the budget is, until account_exit or account_resume.
+ */
+void account_recall(struct account *a, const struct account_request *request);
+
+/* Has the holder's id a grant of account_recall? */
+bool account_is_recalled(const struct account *a, uint64_t holder);
 
 /* Asks again, and ends waits that have lasted too long. To be called now and then. */
 void account_tick(struct account *a, uint64_t now_ns);
@@ -134,6 +146,10 @@ void account_get_figures(const struct account *a, struct account_figures *ret_fi
 
 /* Granted to a peer (or holder); 0: nothing. */
 uint64_t account_get_grant(const struct account *a, uint64_t id);
+
+/* Calls fn with each grant, of peers and of holders. */
+typedef void (*account_grant_fn)(uint64_t id, uint64_t n_bytes, const char *model, void *userdata);
+void account_visit_grants(const struct account *a, account_grant_fn fn, void *userdata);
 
 /* Does a request of the id wait? */
 bool account_is_waiting(const struct account *a, enum account_kind kind, uint64_t id);

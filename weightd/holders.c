@@ -118,6 +118,14 @@ const struct holders_process *holders_find_process(const struct holders *h, uint
 	return NULL;
 }
 
+void holders_visit(const struct holders *h, holders_fn fn, void *userdata)
+{
+	const struct holder *holder;
+
+	TAILQ_FOREACH(holder, &h->list, entry)
+	fn(holder->id, &holder->who, userdata);
+}
+
 /* Takes pidfd. */
 static uint64_t holders_watch(struct holders *h, uint64_t id, uint64_t process,
 	const struct holders_process *who, int pidfd)
@@ -153,7 +161,14 @@ uint64_t holders_add_pid(
 	if (pidfd < 0 || !start_ticks || process_get_start_ticks(pid) != start_ticks)
 		return 0;
 	uint64_t process = peer_get_process(pidfd);
-	const struct holders_process who = {.pid = pid, .uid = uid, .role = HOLDERS_WORKER};
+	const struct holders_process who = {
+		.pid = pid, .uid = uid, .role = HOLDERS_WORKER, .start_ticks = start_ticks};
+	const struct holder *holder;
+	/* What one process had by one socket is one holder's, however often it is told. */
+	TAILQ_FOREACH(holder, &h->list, entry)
+	if (peer_get_socket(holder->id) == peer_get_socket(id) && holder->who.pid == pid &&
+		holder->who.start_ticks == start_ticks && peer_is_running(holder->pidfd))
+		return holder->id;
 	return holders_watch(h, id, process, &who, TAKE_FD(pidfd));
 }
 
@@ -164,8 +179,11 @@ uint64_t holders_add(struct holders *h, struct peer *p)
 	uint64_t id = holders_find(h, p);
 	if (id)
 		return id;
-	const struct holders_process who = {
-		.pid = p->pid, .uid = p->uid, .gid = p->gid, .role = p->role};
+	const struct holders_process who = {.pid = p->pid,
+		.uid = p->uid,
+		.gid = p->gid,
+		.role = p->role,
+		.start_ticks = p->start_ticks};
 	/* Its own: the connection may live on, and end another lease later. */
 	int pidfd = fcntl(p->pidfd, F_DUPFD_CLOEXEC, 0);
 	return holders_watch(h, p->id, p->process, &who, pidfd >= 0 ? pidfd : TAKE_FD(p->pidfd));

@@ -20,6 +20,7 @@ struct holders_process {
 	uint32_t uid;
 	uint32_t gid;
 	uint32_t role;
+	uint64_t start_ticks; /* process_get_start_ticks; 0 with pid */
 };
 
 /* The process behind the id is gone. */
@@ -44,7 +45,12 @@ uint64_t holders_find(const struct holders *h, const struct peer *p);
 /* The process behind the id, borrowed until it is gone; NULL. */
 const struct holders_process *holders_find_process(const struct holders *h, uint64_t id);
 
-/* The same for a process that was known before, under this id. 0: it is gone, or another by now. */
+/* Calls fn with each of them. */
+typedef void (*holders_fn)(uint64_t id, const struct holders_process *who, void *userdata);
+void holders_visit(const struct holders *h, holders_fn fn, void *userdata);
+
+/* The same for a process that was known before: under this id, or the one that it has already. 0:
+ * it is gone, or another by now. */
 uint64_t holders_add_pid(
 	struct holders *h, uint64_t id, int32_t pid, uint32_t uid, uint64_t start_ticks);
 

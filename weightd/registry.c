@@ -512,17 +512,17 @@ int registry_adopt(struct registry *r, uint64_t id, const char *name, enum regis
 
 	if (rc < 0)
 		return rc;
-	bool is_second = state == READY && registry_find_current(r, name);
+	bool is_second = (state == READY || state == WARM) && registry_find_current(r, name);
 	if (id == 0 || registry_find(r, id) || is_second ||
-		(state != READY && state != DRAINING && state != HELD))
+		(state != READY && state != WARM && state != DRAINING && state != HELD))
 		return err_set(ret_err, EINVAL,
-			"model %s: expected a new generation, ready once, draining or held, found "
-			"%llu, %s",
+			"model %s: expected a new generation, ready or warm once, draining or "
+			"held, found %llu, %s",
 			name, (unsigned long long)id, registry_state_name(state));
 	const struct registry_generation g = {
 		.id = id,
 		.state = state,
-		.is_returning = true,
+		.is_returning = state != WARM, /* which nobody has */
 		.used_ns = now_ns,
 		.data = data,
 	};

@@ -189,9 +189,9 @@ void registry_chilled(struct registry *r, uint64_t id);
 /* ---- after a restart ---- */
 
 /*
- * A generation known from before: ready, draining or held; later ids go on after the largest. Until
- * registry_end_returns it stays, whoever has it. -EINVAL: the name, the state, an id that is there,
- * or a second ready one of a model; -ENOSPC; -ENOMEM.
+ * A generation known from before: ready, warm, draining or held; later ids go on after the largest.
+ * Until registry_end_returns it stays, whoever has it, but where it is warm. -EINVAL: the name, the
+ * state, an id that is there, or a second ready or warm one of a model; -ENOSPC; -ENOMEM.
  */
 int must_check registry_adopt(struct registry *r, uint64_t id, const char *name,
 	enum registry_state state, void *data, uint64_t now_ns, struct err *ret_err);

@@ -411,6 +411,52 @@ static void test_grant_ends_with_the_process(void **state)
 	account_free(w.account);
 }
 
+static void note_grant(uint64_t id, uint64_t n_bytes, const char *model, void *userdata)
+{
+	char *text = userdata;
+
+	sprintf(text + strlen(text), "%llu %llu %s;", (unsigned long long)id,
+		(unsigned long long)n_bytes, model);
+}
+
+/* What a process was granted before this account began counts until it is back or gone. */
+static void test_recalled(void **state)
+{
+	struct account_request q = {
+		.kind = ACCOUNT_GRANT, .id = 105, .n_bytes = 500, .pid = 1005, .model = "a"};
+	char text[200] = "";
+	struct world w;
+	struct err err = ERR_NULL;
+
+	(void)state;
+	world_open(&w, BUDGET);
+	account_recall(w.account, &q);
+	assert_true(account_is_recalled(w.account, 105));
+	assert_int_equal(reserve(&w, 6, BUDGET - 499, &err), -ENOMEM);
+	assert_non_null(strstr(err.text, "pid 1005 (model a) 500 without a connection"));
+	/* Another connection of it adds to that. */
+	q.n_bytes = 100;
+	account_recall(w.account, &q);
+	assert_int_equal(account_get_grant(w.account, 105), 600);
+	account_visit_grants(w.account, note_grant, text);
+	assert_string_equal(text, "105 600 a;");
+	/* It is back. */
+	assert_true(account_resume(w.account, 105, 5));
+	assert_false(account_is_recalled(w.account, 105));
+	assert_int_equal(account_get_grant(w.account, 105), 0);
+	assert_int_equal(account_get_grant(w.account, 5), 600);
+	/* And goes, and comes, in this account's own time. */
+	account_close(w.account, 5, 105, w.now_ns);
+	assert_false(account_resume(w.account, 105, 5));
+	account_close(w.account, 5, 0, w.now_ns);
+	/* One that never comes. */
+	account_recall(w.account, &q);
+	account_exit(w.account, 105, w.now_ns);
+	assert_int_equal(account_get_grant(w.account, 105), 0);
+	assert_int_equal(reserve(&w, 6, BUDGET, &err), 0);
+	account_free(w.account);
+}
+
 static void test_presses_again(void **state)
 {
 	struct world w;
@@ -633,6 +679,7 @@ int main(void)
 		CASE(test_modest),
 		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
+		CASE(test_recalled),
 		CASE(test_presses_again),
 		CASE(test_refusal_hides),
 		CASE(test_any_interleaving),

@@ -128,6 +128,11 @@ static void test_by_pid(void **state)
 	assert_int_equal(holders_add_pid(h, 1, getpid(), 0, 0), 0);
 	assert_int_equal(holders_add_pid(h, 1, 0, 0, ticks), 0);
 	assert_int_equal(holders_add_pid(h, 1, getpid(), 0, ticks), 1);
+	/* Told of again, it is the same one; by another socket it is not. */
+	assert_int_equal(holders_add_pid(h, 4, getpid(), 0, ticks), 1);
+	assert_int_equal(
+		holders_add_pid(h, peer_make_id(1, 4), getpid(), 0, ticks), peer_make_id(1, 4));
+	assert_true(holders_find_process(h, 1)->start_ticks == ticks);
 	/* And a connection of it is known by it. */
 	assert_int_equal(add(h, 2, true, has_pidfs()), 1);
 	holders_free(h);

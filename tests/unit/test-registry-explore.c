@@ -355,7 +355,9 @@ static void adopt(struct run *run, struct registry *old, const struct registry_g
 {
 	uint64_t now = run->now_ns;
 
-	assert_int_equal(registry_adopt(run->r, g->id, g->model, g->state, NULL, now, NULL), 0);
+	enum registry_state state = g->state == REGISTRY_LOADING ? REGISTRY_WARM : g->state;
+
+	assert_int_equal(registry_adopt(run->r, g->id, g->model, state, NULL, now, NULL), 0);
 	for (uint32_t i = 0; i < registry_count_leases(old); i++) {
 		const struct registry_lease *l = registry_lease_at(old, i);
 		if (l->generation == g->id)
@@ -363,12 +365,12 @@ static void adopt(struct run *run, struct registry *old, const struct registry_g
 						 l->peer + (l->is_hold ? 0 : HOLDER), now),
 				0);
 	}
-	if (g->is_pinned && g->state == REGISTRY_READY)
+	if (g->is_pinned && (state == REGISTRY_READY || state == REGISTRY_WARM))
 		assert_int_equal(registry_pin(run->r, g->model, true, NULL), 0);
 }
 
-/* weightd ends and comes back; connections are gone, processes live. What loaded, was warm or was
- * lost is not found again, and no process of ours goes on with it. */
+/* weightd ends and comes back; connections are gone, processes live. What loaded for the
+ * first time or was lost is not found again, and no process of ours goes on with it. */
 static bool do_restart(struct run *run, unsigned which)
 {
 	struct registry *old = run->r;
@@ -385,8 +387,13 @@ static bool do_restart(struct run *run, unsigned which)
 				continue;
 			}
 		}
+		run->is_heated[g->id] &= g->state == REGISTRY_LOADING;
+		if (g->state == REGISTRY_WARM || run->is_heated[g->id]) {
+			run->is_heated[g->id] = false;
+			adopt(run, old, g);
+			continue;
+		}
 		run->n_freed++;
-		run->is_heated[g->id] = false;
 		for (unsigned p = 0; p < N_PROCESSES; p++)
 			run->has[p][g->id] = false;
 	}

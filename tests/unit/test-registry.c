@@ -174,6 +174,7 @@ static void test_ids_after_a_restart(void **state)
 	assert_int_equal(registry_adopt(r, 3, "b", REGISTRY_READY, NULL, 1, &err), -EINVAL);
 	assert_int_equal(registry_adopt(r, 6, "a", REGISTRY_READY, NULL, 1, &err), -EINVAL);
 	assert_int_equal(registry_adopt(r, 6, "b", REGISTRY_LOADING, NULL, 1, &err), -EINVAL);
+	assert_int_equal(registry_adopt(r, 6, "a", REGISTRY_WARM, NULL, 1, &err), -EINVAL);
 	assert_int_equal(registry_at(r, 0)->id, 3);
 	assert_int_equal(registry_load(r, "b", false, NULL, NULL, &id), 0);
 	assert_int_equal(id, 6);
@@ -206,6 +207,27 @@ static void test_resume_of_what_is_lost(void **state)
 	registry_free(r);
 }
 
+static void test_warm_after_a_restart(void **state)
+{
+	struct err err = ERR_NULL;
+	struct registry *r;
+	uint64_t id;
+
+	(void)state;
+	assert_int_equal(registry_new(&r), 0);
+	assert_int_equal(registry_adopt(r, 5, "a", REGISTRY_WARM, NULL, 1, NULL), 0);
+	assert_int_equal(registry_adopt(r, 6, "a", REGISTRY_WARM, NULL, 1, &err), -EINVAL);
+	assert_int_equal(registry_adopt(r, 6, "a", REGISTRY_READY, NULL, 1, &err), -EINVAL);
+	assert_int_equal(registry_acquire(r, "a", 1, 2, &err, &id), REGISTRY_WAIT);
+	assert_int_equal(registry_resume(r, 5, 1, 0, 2, &err), -ENOENT);
+	assert_int_equal(registry_heat(r, 5), 0);
+	registry_end_returns(r);
+	registry_loaded(r, 5, 3);
+	assert_int_equal(registry_acquire(r, "a", 1, 4, &err, &id), 0);
+	assert_int_equal(id, 5);
+	registry_free(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -216,6 +238,7 @@ int main(void)
 		CASE(test_least_recently_used),
 		CASE(test_ids_after_a_restart),
 		CASE(test_resume_of_what_is_lost),
+		CASE(test_warm_after_a_restart),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
