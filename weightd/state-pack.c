@@ -10,6 +10,7 @@
 struct pack {
 	Wdstate__Generation *generations;
 	Wdstate__Generation **generation_rows;
+	Wdstate__Summary *summaries;
 	Wdstate__File *files; /* two a generation, one a residency */
 	Wdstate__Residency *residencies;
 	Wdstate__Residency **residency_rows;
@@ -17,12 +18,15 @@ struct pack {
 	Wdstate__Allocation **alloc_rows;
 	Wdstate__Holder *holders;
 	Wdstate__Holder **holder_rows;
+	Wdstate__Grant *grants;
+	Wdstate__Grant **grant_rows;
 };
 
 static void pack_fini(struct pack *p)
 {
 	free(p->generations);
 	free(p->generation_rows);
+	free(p->summaries);
 	free(p->files);
 	free(p->residencies);
 	free(p->residency_rows);
@@ -30,19 +34,24 @@ static void pack_fini(struct pack *p)
 	free(p->alloc_rows);
 	free(p->holders);
 	free(p->holder_rows);
+	free(p->grants);
+	free(p->grant_rows);
 }
 
 static int pack_init(struct pack *p, const struct state *s)
 {
-	size_t n_residencies = 0, n_allocs = 0;
+	size_t n_residencies = 0, n_allocs = 0, n_grants = 0;
 
 	for (uint32_t i = 0; i < s->n_generations; i++) {
 		n_residencies += s->generations[i].n_residencies;
 		for (uint32_t k = 0; k < s->generations[i].n_residencies; k++)
 			n_allocs += s->generations[i].residencies[k].n_allocs;
 	}
+	for (uint32_t i = 0; i < s->n_holders; i++)
+		n_grants += s->holders[i].n_grants;
 	p->generations = calloc(s->n_generations + 1, sizeof(*p->generations));
 	p->generation_rows = calloc(s->n_generations + 1, sizeof(*p->generation_rows));
+	p->summaries = calloc(s->n_generations + 1, sizeof(*p->summaries));
 	p->files = calloc(2 * (size_t)s->n_generations + n_residencies + 1, sizeof(*p->files));
 	p->residencies = calloc(n_residencies + 1, sizeof(*p->residencies));
 	p->residency_rows = calloc(n_residencies + 1, sizeof(*p->residency_rows));
@@ -50,9 +59,11 @@ static int pack_init(struct pack *p, const struct state *s)
 	p->alloc_rows = calloc(n_allocs + 1, sizeof(*p->alloc_rows));
 	p->holders = calloc(s->n_holders + 1, sizeof(*p->holders));
 	p->holder_rows = calloc(s->n_holders + 1, sizeof(*p->holder_rows));
-	return p->generations && p->generation_rows && p->files && p->residencies &&
+	p->grants = calloc(n_grants + 1, sizeof(*p->grants));
+	p->grant_rows = calloc(n_grants + 1, sizeof(*p->grant_rows));
+	return p->generations && p->generation_rows && p->summaries && p->files && p->residencies &&
 			       p->residency_rows && p->allocs && p->alloc_rows && p->holders &&
-			       p->holder_rows
+			       p->holder_rows && p->grants && p->grant_rows
 		       ? 0
 		       : -ENOMEM;
 }
@@ -125,6 +136,52 @@ static void pack_generation(Wdstate__Generation *m, const struct state_generatio
 	m->staged = pack_bytes(&g->staged);
 	m->n_tensors = g->n_tensors;
 	m->content = pack_bytes(&g->content);
+	m->warm = g->is_warm;
+	m->loading = g->is_loading;
+	m->replaced = g->is_replaced;
+	m->sums = pack_bytes(&g->sums);
+}
+
+static Wdstate__Summary *pack_summary(Wdstate__Summary *m, const struct service_summary *s)
+{
+	wdstate__summary__init(m);
+	m->architecture = (char *)s->architecture;
+	m->format = (char *)s->format;
+	m->n_parameters = s->n_parameters;
+	m->n_tensors = s->n_tensors;
+	return m;
+}
+
+static void pack_grant(Wdstate__Grant *m, const struct state_grant *g)
+{
+	wdstate__grant__init(m);
+	m->device_uuid = (ProtobufCBinaryData){.data = (uint8_t *)g->device_uuid, .len = 16};
+	m->n_bytes = g->n_bytes;
+	m->model = (char *)g->model;
+}
+
+static void pack_holders(struct pack *p, const struct state *s)
+{
+	size_t n_grants = 0;
+
+	for (uint32_t i = 0; i < s->n_holders; i++) {
+		const struct state_holder *h = &s->holders[i];
+		Wdstate__Holder *m = p->holder_rows[i] = &p->holders[i];
+		wdstate__holder__init(m);
+		m->pid = h->pid;
+		m->start_ticks = h->start_ticks;
+		m->uid = h->uid;
+		m->socket = h->socket;
+		m->n_generations = h->n_generations;
+		m->generations = h->generations;
+		m->hold = h->is_hold;
+		m->n_grants = h->n_grants;
+		m->grants = p->grant_rows + n_grants;
+		for (uint32_t k = 0; k < h->n_grants; k++, n_grants++) {
+			p->grant_rows[n_grants] = &p->grants[n_grants];
+			pack_grant(&p->grants[n_grants], &h->grants[k]);
+		}
+	}
 }
 
 static void pack_all(struct pack *p, const struct state *s)
@@ -138,6 +195,8 @@ static void pack_all(struct pack *p, const struct state *s)
 		m->file = pack_file(&p->files[n_files++], &g->file);
 		if (g->has_memfd)
 			m->memfd = pack_file(&p->files[n_files++], &g->memfd);
+		if (g->is_warm)
+			m->summary = pack_summary(&p->summaries[i], &g->summary);
 		m->residencies = p->residency_rows + n_residencies;
 		m->n_residencies = g->n_residencies;
 		for (uint32_t k = 0; k < g->n_residencies; k++) {
@@ -154,17 +213,7 @@ static void pack_all(struct pack *p, const struct state *s)
 			}
 		}
 	}
-	for (uint32_t i = 0; i < s->n_holders; i++) {
-		const struct state_holder *h = &s->holders[i];
-		Wdstate__Holder *m = p->holder_rows[i] = &p->holders[i];
-		wdstate__holder__init(m);
-		m->pid = h->pid;
-		m->start_ticks = h->start_ticks;
-		m->uid = h->uid;
-		m->socket = h->socket;
-		m->n_generations = h->n_generations;
-		m->generations = h->generations;
-	}
+	pack_holders(p, s);
 }
 
 int state_pack(

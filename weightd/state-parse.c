@@ -170,10 +170,13 @@ static int parse_residency(const Wdstate__Residency *m, const struct state_gener
 static int parse_residencies(
 	const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
 {
-	if (m->n_residencies == 0 || m->n_residencies > SERVICE_MAX_DEVICES + 1)
-		return err_set(ret_err, EINVAL, "expected 1 to %d residencies, found %zu",
-			SERVICE_MAX_DEVICES + 1, m->n_residencies);
-	g->residencies = calloc(m->n_residencies, sizeof(*g->residencies));
+	uint32_t n_least = g->is_warm || g->is_loading ? 0 : 1;
+	uint32_t n_most = n_least ? SERVICE_MAX_DEVICES + 1 : 0;
+
+	if (m->n_residencies < n_least || m->n_residencies > n_most)
+		return err_set(ret_err, EINVAL, "expected %u to %u residencies, found %zu", n_least,
+			n_most, m->n_residencies);
+	g->residencies = calloc(m->n_residencies + 1, sizeof(*g->residencies));
 	if (!g->residencies)
 		return parse_refuse_memory(ret_err);
 	g->n_residencies = (uint32_t)m->n_residencies;
@@ -194,6 +197,35 @@ static int parse_residencies(
 	return 0;
 }
 
+/* What it is that has no residencies; the model's name and the memfd are known. */
+static int parse_kind(const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
+{
+	struct service_summary *s = &g->summary;
+	int rc = 0;
+
+	g->is_draining = m->draining;
+	g->is_replaced = m->replaced;
+	g->is_warm = m->warm;
+	g->is_loading = m->loading;
+	if (g->is_draining + g->is_warm + g->is_loading > 1 ||
+		(g->is_replaced && !g->is_draining) || (g->is_loading && m->memfd) ||
+		g->is_warm != (m->summary != NULL))
+		return err_set(ret_err, EINVAL,
+			"expected one of draining, warm and loading, and what belongs to it, found "
+			"%d, %d and %d",
+			g->is_draining, g->is_warm, g->is_loading);
+	if (!m->summary)
+		return 0;
+	s->n_parameters = m->summary->n_parameters;
+	s->n_tensors = m->summary->n_tensors;
+	rc = parse_text(m->summary->architecture, "architecture", sizeof(s->architecture), ret_err,
+		s->architecture);
+	if (rc == 0)
+		rc = parse_text(
+			m->summary->format, "format", sizeof(s->format), ret_err, s->format);
+	return rc < 0 ? rc : parse_bytes(&m->sums, "sums", STATE_MAX_SUMS_BYTES, ret_err, &g->sums);
+}
+
 static int parse_generation(
 	const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
 {
@@ -204,7 +236,6 @@ static int parse_generation(
 		return rc;
 	strcpy(g->model, m->model);
 	g->id = m->id;
-	g->is_draining = m->draining;
 	g->is_pinned = m->pinned;
 	g->expel_ns = m->expel_ns;
 	g->is_file_writable = m->file_writable;
@@ -218,6 +249,9 @@ static int parse_generation(
 		return err_set(ret_err, EINVAL,
 			"staged: expected a bit for each of %u tensors, found %zu bytes",
 			m->n_tensors, m->staged.len);
+	rc = parse_kind(m, ret_err, g);
+	if (rc < 0)
+		return rc;
 	g->path = strdup(m->path);
 	if (!g->path)
 		return parse_refuse_memory(ret_err);
@@ -265,6 +299,53 @@ static int parse_generations(const Wdstate__State *m, struct err *ret_err, struc
 	return 0;
 }
 
+static int parse_grants(const Wdstate__Holder *m, struct err *ret_err, struct state_holder *h)
+{
+	h->grants = calloc(m->n_grants + 1, sizeof(*h->grants));
+	if (!h->grants)
+		return parse_refuse_memory(ret_err);
+	h->n_grants = (uint32_t)m->n_grants;
+	for (uint32_t i = 0; i < h->n_grants; i++) {
+		const Wdstate__Grant *row = m->grants[i];
+		struct state_grant *g = &h->grants[i];
+		if (row->device_uuid.len != STATE_UUID_BYTES || row->n_bytes == 0 ||
+			row->n_bytes > INT64_MAX)
+			return err_set(ret_err, EINVAL,
+				"grant %u: expected bytes of a device, found %llu and a uuid of "
+				"%zu bytes",
+				i, (unsigned long long)row->n_bytes, row->device_uuid.len);
+		memcpy(g->device_uuid, row->device_uuid.data, STATE_UUID_BYTES);
+		g->n_bytes = row->n_bytes;
+		int rc = parse_text(row->model, "model", sizeof(g->model), ret_err, g->model);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+static int parse_holder(const Wdstate__Holder *m, struct err *ret_err, struct state_holder *h)
+{
+	if (m->pid < 0 || m->n_generations + m->n_grants == 0 ||
+		m->n_generations > REGISTRY_MAX_GENERATIONS || m->n_grants > SERVICE_MAX_DEVICES)
+		return err_set(ret_err, EINVAL,
+			"expected a process with at most %d generations and %d grants, and one of "
+			"them, found pid %d with %zu and %zu",
+			REGISTRY_MAX_GENERATIONS, SERVICE_MAX_DEVICES, (int)m->pid,
+			m->n_generations, m->n_grants);
+	h->pid = m->pid;
+	h->start_ticks = m->start_ticks;
+	h->uid = m->uid;
+	h->socket = m->socket;
+	h->is_hold = m->hold;
+	h->generations = calloc(m->n_generations + 1, sizeof(*h->generations));
+	if (!h->generations)
+		return parse_refuse_memory(ret_err);
+	h->n_generations = (uint32_t)m->n_generations;
+	if (m->n_generations > 0)
+		memcpy(h->generations, m->generations, m->n_generations * sizeof(*h->generations));
+	return parse_grants(m, ret_err, h);
+}
+
 static int parse_holders(const Wdstate__State *m, struct err *ret_err, struct state *s)
 {
 	if (m->n_holders > STATE_MAX_HOLDERS)
@@ -277,22 +358,11 @@ static int parse_holders(const Wdstate__State *m, struct err *ret_err, struct st
 	for (uint32_t i = 0; i < s->n_holders; i++) {
 		const Wdstate__Holder *row = m->holders[i];
 		struct state_holder *h = &s->holders[i];
-		if (row->pid < 0 || row->n_generations == 0 ||
-			row->n_generations > REGISTRY_MAX_GENERATIONS)
-			return err_set(ret_err, EINVAL,
-				"holder %u: expected a process with 1 to %d generations, found "
-				"pid %d with %zu",
-				i, REGISTRY_MAX_GENERATIONS, (int)row->pid, row->n_generations);
-		h->pid = row->pid;
-		h->start_ticks = row->start_ticks;
-		h->uid = row->uid;
-		h->socket = row->socket;
-		h->generations = calloc(row->n_generations, sizeof(*h->generations));
-		if (!h->generations)
-			return parse_refuse_memory(ret_err);
-		h->n_generations = (uint32_t)row->n_generations;
-		memcpy(h->generations, row->generations,
-			row->n_generations * sizeof(*h->generations));
+		int rc = parse_holder(row, ret_err, h);
+		if (rc < 0) {
+			err_prefix(ret_err, "holder %u", i);
+			return rc;
+		}
 	}
 	return 0;
 }

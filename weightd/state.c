@@ -20,7 +20,15 @@ void state_generation_fini(struct state_generation *g)
 	free(g->path);
 	free(g->staged.data);
 	free(g->content.data);
+	free(g->sums.data);
 	*g = (struct state_generation){0};
+}
+
+void state_holder_fini(struct state_holder *h)
+{
+	free(h->generations);
+	free(h->grants);
+	*h = (struct state_holder){0};
 }
 
 void state_fini(struct state *s)
@@ -28,7 +36,7 @@ void state_fini(struct state *s)
 	for (uint32_t i = 0; i < s->n_generations && s->generations; i++)
 		state_generation_fini(&s->generations[i]);
 	for (uint32_t i = 0; i < s->n_holders && s->holders; i++)
-		free(s->holders[i].generations);
+		state_holder_fini(&s->holders[i]);
 	free(s->generations);
 	free(s->holders);
 	*s = (struct state){0};

@@ -80,17 +80,31 @@ struct state_generation {
 	bool is_draining;
 	bool is_pinned;
 	uint64_t expel_ns; /* see service_generation */
+	/* No residencies: its file, and the memfd if there is one, are all that it has. */
+	bool is_warm;
+	/* No residencies and no memfd: a load that had not ended when what it replaces had left. */
+	bool is_loading;
+	bool is_replaced;               /* it drains for one that took its place, or was to */
+	struct service_summary summary; /* of a warm one */
+	struct state_bytes sums;        /* of a warm one, sums_pack */
 	struct state_file file;
 	bool is_file_writable;
 	bool has_memfd;
 	struct state_file memfd;
 	struct state_bytes staged; /* bits, lowest first */
 	uint32_t n_tensors;
-	uint32_t n_residencies; /* at least 1, slots rise */
+	uint32_t n_residencies; /* at least 1 but where it is warm or loading, slots rise */
 	struct state_residency *residencies;
 	struct state_bytes content;
 };
 
+struct state_grant {
+	uint8_t device_uuid[16];
+	uint64_t n_bytes;
+	char model[REGISTRY_NAME_MAX + 1]; /* for people */
+};
+
+/* With a generation or a grant at least. */
 struct state_holder {
 	int32_t pid;
 	uint64_t start_ticks;
@@ -98,6 +112,9 @@ struct state_holder {
 	uint32_t socket; /* peer_get_socket */
 	uint32_t n_generations;
 	uint64_t *generations;
+	bool is_hold; /* its leases had ended, and it lived */
+	uint32_t n_grants;
+	struct state_grant *grants;
 };
 
 struct state {
@@ -113,6 +130,7 @@ struct state {
 /* Frees what is in it, not itself. */
 void state_fini(struct state *s);
 void state_generation_fini(struct state_generation *g);
+void state_holder_fini(struct state_holder *h);
 
 /* data NULL for n_bytes of zeros. -ENOMEM. */
 int must_check state_bytes_set(struct state_bytes *b, const void *data, uint32_t n_bytes);

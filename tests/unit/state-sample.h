@@ -2,7 +2,7 @@
 #ifndef TESTS_UNIT_STATE_SAMPLE_H
 #define TESTS_UNIT_STATE_SAMPLE_H
 
-/* A state with one of everything: two generations, two devices and others', two holders. */
+/* A state with one of everything: generations of each kind, two devices and others', holders. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,16 +86,49 @@ static inline void state_sample_generation(struct state_generation *g, uint64_t 
 	state_sample_residency(&g->residencies[1], 2, true);
 }
 
+/* Without memory on devices. */
+static inline void state_sample_bare(struct state_generation *g, uint64_t id, bool is_warm)
+{
+	g->id = id;
+	strcpy(g->model, is_warm ? "cool" : "late");
+	g->path = strdup("/models/atlas.gguf");
+	g->file = (struct state_file){.dev = 8, .inode = 81, .n_bytes = 70000};
+	g->is_warm = is_warm;
+	g->is_loading = !is_warm;
+	if (!is_warm)
+		return;
+	g->has_memfd = true;
+	g->memfd = (struct state_file){.dev = 1, .inode = 31, .n_bytes = 8192};
+	g->n_tensors = 3;
+	state_sample_bytes(&g->staged, "\x07");
+	state_sample_bytes(&g->sums, "sums of it");
+	strcpy(g->summary.architecture, "qwen3");
+	strcpy(g->summary.format, "q8_0");
+	g->summary.n_parameters = 2000;
+	g->summary.n_tensors = 3;
+}
+
+static inline void state_sample_grant(struct state_holder *h)
+{
+	h->n_grants = 1;
+	h->grants = state_sample_alloc(sizeof(*h->grants));
+	memset(h->grants[0].device_uuid, 'd', sizeof(h->grants[0].device_uuid));
+	h->grants[0].n_bytes = 5 << 20;
+	strcpy(h->grants[0].model, "atlas");
+}
+
 static inline void state_sample(struct state *s)
 {
-	*s = (struct state){.last_id = 12, .n_generations = 2, .n_holders = 2};
-	s->generations = state_sample_alloc(2 * sizeof(*s->generations));
+	*s = (struct state){.last_id = 14, .n_generations = 4, .n_holders = 3};
+	s->generations = state_sample_alloc(4 * sizeof(*s->generations));
 	state_sample_generation(&s->generations[0], 4);
 	state_sample_generation(&s->generations[1], 12);
-	s->generations[0].is_draining = true;
 	s->generations[0].expel_ns = 987654321012345;
+	state_sample_bare(&s->generations[2], 13, true);
+	state_sample_bare(&s->generations[3], 14, false);
+	s->generations[0].is_draining = s->generations[0].is_replaced = true;
 	s->generations[1].is_file_writable = true;
-	s->holders = state_sample_alloc(2 * sizeof(*s->holders));
+	s->holders = state_sample_alloc(3 * sizeof(*s->holders));
 	s->holders[0] = (struct state_holder){
 		.pid = 77, .start_ticks = 123456, .uid = 1000, .n_generations = 2};
 	s->holders[0].generations = state_sample_alloc(2 * sizeof(uint64_t));
@@ -104,6 +137,8 @@ static inline void state_sample(struct state *s)
 	s->holders[1] = (struct state_holder){.uid = 5, .socket = 3, .n_generations = 1};
 	s->holders[1].generations = state_sample_alloc(sizeof(uint64_t));
 	s->holders[1].generations[0] = 12;
+	s->holders[2] = (struct state_holder){.pid = 78, .start_ticks = 5, .is_hold = true};
+	state_sample_grant(&s->holders[2]);
 }
 
 #endif

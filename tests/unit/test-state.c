@@ -34,8 +34,8 @@ static void comes_back(void **state)
 	assert_int_equal(n_again, n_bytes);
 	assert_memory_equal(again, data, n_bytes);
 	/* Some of it by name, should both sides forget the same field. */
-	assert_int_equal(t.last_id, 12);
-	assert_int_equal(t.n_generations, 2);
+	assert_int_equal(t.last_id, 14);
+	assert_int_equal(t.n_generations, 4);
 	const struct state_generation *g = &t.generations[1];
 	assert_true(t.generations[0].is_draining && !g->is_draining && g->is_file_writable);
 	assert_int_equal(t.generations[0].expel_ns, 987654321012345);
@@ -59,6 +59,16 @@ static void comes_back(void **state)
 	assert_int_equal(t.holders[0].uid, 1000);
 	assert_int_equal(t.holders[0].generations[1], 12);
 	assert_int_equal(t.holders[1].socket, 3);
+	assert_true(t.generations[0].is_replaced && !g->is_replaced);
+	const struct state_generation *w = &t.generations[2];
+	assert_true(w->is_warm && !w->is_loading && w->n_residencies == 0);
+	assert_memory_equal(&w->summary, &s.generations[2].summary, sizeof(w->summary));
+	assert_memory_equal(w->sums.data, "sums of it", 10);
+	assert_true(t.generations[3].is_loading && !t.generations[3].has_memfd);
+	assert_true(t.holders[2].is_hold && !t.holders[0].is_hold);
+	assert_int_equal(t.holders[2].n_grants, 1);
+	assert_memory_equal(
+		&t.holders[2].grants[0], &s.holders[2].grants[0], sizeof(struct state_grant));
 	state_fini(&s);
 	state_fini(&t);
 	free(data);
@@ -165,6 +175,22 @@ static void refuses_what_is_out_of_bounds(void **state)
 	REFUSES(g->residencies[1].allocs[0].handle = EXPORT_OPAQUE_FD, "host memory");
 	REFUSES(h->pid = -1, "holder 0");
 	REFUSES(h->n_generations = 0, "holder 0");
+	REFUSES(h[2].grants[0].n_bytes = 0, "holder 2: grant 0: expected bytes");
+	REFUSES(h[2].grants[0].n_bytes = UINT64_MAX, "holder 2: grant 0: expected bytes");
+	REFUSES(h[2].n_grants = 0, "holder 2");
+}
+
+static void refuses_what_cannot_be(void **state)
+{
+	(void)state;
+	REFUSES(g->is_warm = true, "one of draining, warm and loading");
+	REFUSES(g->is_loading = true, "one of draining, warm and loading");
+	REFUSES(g[1].is_replaced = true, "one of draining, warm and loading");
+	REFUSES(g[1].is_warm = true, "expected 0 to 0 residencies, found 2");
+	REFUSES((g[1].is_loading = true), "one of draining, warm and loading");
+	REFUSES(g[2].is_warm = false, "expected 1 to");
+	REFUSES(g[2].is_draining = true, "one of draining, warm and loading");
+	REFUSES(g[3].is_loading = false, "expected 1 to");
 }
 
 static void refuses_long_texts(void **state)
@@ -222,7 +248,7 @@ static void keeps_a_file(void **state)
 	assert_int_equal(st.st_mode & 07777, 0600);
 	assert_int_equal(st.st_size, n_bytes);
 	assert_int_equal(state_read(dir.path, &e, &s), 0);
-	assert_int_equal(s.n_generations, 2);
+	assert_int_equal(s.n_generations, 4);
 	state_fini(&s);
 	/* Files take turns, longer and shorter; what lies there and is not ours to write is not
 	 * written. */
@@ -295,6 +321,7 @@ int main(void)
 		CASE(refuses_damage),
 		CASE(refuses_another_boot),
 		CASE(refuses_what_is_out_of_bounds),
+		CASE(refuses_what_cannot_be),
 		CASE(refuses_long_texts),
 		CASE(refuses_too_many),
 		CASE(keeps_a_file),
