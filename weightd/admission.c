@@ -13,10 +13,12 @@
 #include "weightd/acquire.h"
 #include "weightd/admit.h"
 #include "weightd/export.h"
+#include "weightd/holders.h"
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/policy.h"
 #include "weightd/quota.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
 #include "weightd/source.h"
@@ -156,10 +158,12 @@ static void admission_answer(void *userdata, const struct account_request *q, in
 		struct peer *p = peer_find(s->params->peers, q->id);
 		p->n_pending--;
 		p->reserved_bytes = admission_count_grants(s, p);
-		if (code < 0)
+		if (code < 0) {
 			rpc_reply_error(p, q->request, code, err);
-		else
-			rpc_reply_reserved(p, q->request, n_bytes);
+			return;
+		}
+		restart_save(s->restart);
+		rpc_reply_reserved(p, q->request, n_bytes);
 		return;
 	}
 	/* A load takes as little as nothing: it is never refused here. */
@@ -296,29 +300,63 @@ static int admission_check_quota(const struct service *s, const struct peer *p,
 		n_others + n_bytes, acquire_get_bytes, ret_err);
 }
 
+void admission_recall(struct service *s, uint64_t holder, int32_t pid, const uint8_t *device_uuid,
+	uint64_t n_bytes, const char *model)
+{
+	uint32_t slot = admission_find_device(s, device_uuid);
+	struct account_request q = {.kind = ACCOUNT_GRANT, .id = holder, .pid = pid};
+
+	if (!admission_find(s, slot))
+		return;
+	q.n_bytes = admission_cap_budget(s, slot, n_bytes);
+	snprintf(q.model, sizeof(q.model), "%s", model);
+	account_recall(admission_find(s, slot), &q);
+	admission_raise_budget(s, slot, q.n_bytes);
+}
+
+/* More than the peer has on the device by now, or less. */
+static int admission_correct(struct service *s, struct peer *p, uint32_t slot,
+	struct account_request *q, struct err *ret_err)
+{
+	struct account *a = admission_find(s, slot);
+	uint64_t n_before = account_get_grant(a, p->id);
+	uint64_t n_bytes;
+
+	/* More than there is nobody has ever been granted. */
+	q->n_bytes = admission_cap_budget(s, slot, q->n_bytes);
+	if (q->n_bytes <= n_before)
+		return account_request(a, q, clock_now_ns(), ret_err, &n_bytes);
+	int rc = admission_check_quota(s, p, a, q->n_bytes, ret_err);
+	if (rc < 0)
+		return rc;
+	account_restore(a, q);
+	admission_raise_budget(s, slot, q->n_bytes - n_before);
+	return 0;
+}
+
 int admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is_known,
 	const struct admission_params *params, struct err *ret_err)
 {
-	struct account *a = admission_find(s, admission_find_device(s, params->device_uuid));
+	uint32_t slot = admission_find_device(s, params->device_uuid);
+	struct account *a = admission_find(s, slot);
 	struct account_request q = {
 		.kind = ACCOUNT_GRANT, .id = p->id, .n_bytes = params->n_bytes, .pid = p->pid};
+	bool is_recalled = false;
 
 	for (uint32_t i = 0; i < s->params->n_loaders && holder; i++)
-		account_resume(s->rooms[i].account, holder, p->id);
+		if (account_resume(s->rooms[i].account, holder, p->id))
+			is_recalled |= i == slot;
 	p->reserved_bytes = admission_count_grants(s, p);
-	if (!a || !is_known || account_get_grant(a, p->id) > 0 || params->n_bytes == 0)
+	if (!a || !is_known)
 		return 0;
-	/* More than there is nobody has ever been granted. */
-	q.n_bytes =
-		admission_cap_budget(s, admission_find_device(s, params->device_uuid), q.n_bytes);
-	int rc = admission_check_quota(s, p, a, q.n_bytes, ret_err);
-	if (rc < 0)
-		return rc;
+	/* Weightd's own word of this life is better than the process's. */
+	uint64_t n_known = account_get_grant(a, p->id);
+	if (!is_recalled && (n_known > 0 || params->n_bytes == 0))
+		return 0;
 	snprintf(q.model, sizeof(q.model), "%s", params->model);
-	account_restore(a, &q);
-	admission_raise_budget(s, admission_find_device(s, params->device_uuid), q.n_bytes);
+	int rc = admission_correct(s, p, slot, &q, ret_err);
 	p->reserved_bytes = admission_count_grants(s, p);
-	return 0;
+	return rc < 0 ? rc : 0;
 }
 
 void admission_adopt(
@@ -350,6 +388,10 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 	if (rc < 0)
 		return rc;
 	if (slot < s->params->n_loaders) {
+		uint64_t holder = holders_find(s->params->holders, p);
+		/* It goes on without what it leased, and says here what it has in all. */
+		if (holder && account_is_recalled(s->rooms[slot].account, holder))
+			(void)account_resume(s->rooms[slot].account, holder, p->id);
 		admission_update_budget(s, slot);
 		admission_name_model(s, p, q.model);
 		rc = admission_check_quota(s, p, s->rooms[slot].account, q.n_bytes, ret_err);
@@ -366,6 +408,7 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 			p->reserved_bytes +=
 				q.n_bytes - account_get_grant(s->rooms[slot].account, p->id);
 	} else {
+		restart_save(s->restart); /* before it allocates, what it may have must be known */
 		rpc_reply_reserved(p, params->request, n_bytes);
 	}
 	return 0;

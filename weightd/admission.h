@@ -92,9 +92,16 @@ void admission_close(struct service *s, const struct peer *p, uint64_t holder);
 void admission_exit(struct service *s, uint64_t holder);
 
 /*
+ * The process behind the holder's id was granted so much of the device by the weightd before: it
+ * counts until the process is gone or comes back (admission_resume), and says then what it has.
+ */
+void admission_recall(struct service *s, uint64_t holder, int32_t pid, const uint8_t *device_uuid,
+	uint64_t n_bytes, const char *model);
+
+/*
  * The peer's process had a connection before, to this weightd (holder: its id among the holders, or
- * 0) or to one before it: it has its grant again, or what it says that it has. is_known: it had a
- * lease before, so that it may say so. -EDQUOT.
+ * 0) or to one before it: it has its grant again, or what it says that it has, where that grant was
+ * of the weightd before. is_known: it had a lease before, so that it may say so. -EDQUOT.
  */
 int must_check admission_resume(struct service *s, struct peer *p, uint64_t holder, bool is_known,
 	const struct admission_params *params, struct err *ret_err);

@@ -119,6 +119,8 @@ static void admit_retire(struct service *s, uint64_t id, const struct admit_choi
 			g->model, (unsigned long long)g->id, whom,
 			(double)(clock_now_ns() - g->used_ns) / 1e9,
 			(unsigned long long)c->candidates[i].n_bytes);
+		if (load && !strcmp(load->model, g->model))
+			((struct service_generation *)load->data)->has_displaced = true;
 		registry_retire(s->registry, g->id);
 	}
 }
@@ -162,6 +164,7 @@ bool admit_drain(struct service *s, uint64_t id, uint64_t n_bytes)
 		 "beside it",
 		g->model, (unsigned long long)old->id, (unsigned long long)id);
 	((struct service_generation *)g->data)->waits_for = old->id;
+	((struct service_generation *)g->data)->has_displaced = true;
 	admit_press(s, old);
 	registry_retire(s->registry, old->id);
 	service_collect(s);

@@ -10,6 +10,7 @@
 #include "proto/util/err.h"
 #include "weightd/export.h"
 #include "weightd/source.h"
+#include "weightd/sums.h"
 
 int adopt_new(struct state_generation *record, struct adopt **ret_adopt)
 {
@@ -19,7 +20,7 @@ int adopt_new(struct state_generation *record, struct adopt **ret_adopt)
 		return -ENOMEM;
 	a->file_fd = -1;
 	a->memfd = -1;
-	a->residencies = calloc(record->n_residencies, sizeof(*a->residencies));
+	a->residencies = calloc(record->n_residencies + 1, sizeof(*a->residencies));
 	bool is_full = a->residencies;
 	for (uint32_t i = 0; i < record->n_residencies && is_full; i++) {
 		uint32_t n = record->residencies[i].n_allocs;
@@ -332,7 +333,20 @@ int adopt_make_source(const struct adopt *a, struct source_account *account, str
 		.staged = g->staged.data,
 		.n_tensors = g->n_tensors};
 
-	return source_adopt(&remains, account, ret_err, ret_source);
+	struct sums *sums = NULL;
+	struct source *source = NULL;
+	int rc = source_adopt(&remains, account, ret_err, &source);
+
+	if (rc == 0 && g->sums.n_bytes > 0)
+		rc = sums_unpack(g->sums.data, g->sums.n_bytes, ret_err, &sums);
+	if (rc == 0 && sums && source_keep_sums(source, sums) < 0)
+		rc = err_set(ret_err, ENOMEM, "adopt: out of memory");
+	sums_free(sums);
+	if (rc < 0)
+		source_unref(source);
+	else
+		*ret_source = source;
+	return rc;
 }
 
 /* The dma-buf and the opaque descriptor beside it, or the one of them that came back. */

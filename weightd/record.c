@@ -4,12 +4,13 @@
 #include <errno.h>
 #include <string.h>
 
+#include "weightd/account.h"
+#include "weightd/admission.h"
 #include "weightd/export.h"
-#include "weightd/lease-index.h"
 #include "weightd/loader.h"
-#include "weightd/peer.h"
 #include "weightd/service.h"
 #include "weightd/source.h"
+#include "weightd/sums.h"
 
 struct state_generation *record_add_generation(struct state *state, uint64_t id)
 {
@@ -26,46 +27,6 @@ struct state_generation *record_add_generation(struct state *state, uint64_t id)
 	state->n_generations++;
 	rows[at] = (struct state_generation){.id = id};
 	return &rows[at];
-}
-
-/* What one process had by two sockets are two rows, as they are charged apart. */
-static bool record_is_same(const struct state_holder *a, const struct state_holder *b)
-{
-	return a->pid > 0 && a->pid == b->pid && a->start_ticks == b->start_ticks &&
-	       a->socket == b->socket;
-}
-
-int record_add_holder(struct state *state, const struct state_holder *who, uint64_t generation)
-{
-	struct state_holder *h = NULL;
-
-	/* From the last: most often it is that one. */
-	for (uint32_t i = state->n_holders; i > 0 && !h; i--)
-		if (record_is_same(&state->holders[i - 1], who))
-			h = &state->holders[i - 1];
-	if (!h) {
-		/* More than a reader takes are not recorded: they are not waited for. */
-		if (state->n_holders == STATE_MAX_HOLDERS)
-			return 0;
-		struct state_holder *rows =
-			reallocarray(state->holders, state->n_holders + 1, sizeof(*state->holders));
-		if (!rows)
-			return -ENOMEM;
-		state->holders = rows;
-		h = &rows[state->n_holders++];
-		*h = *who;
-		h->n_generations = 0;
-		h->generations = NULL;
-	}
-	for (uint32_t i = 0; i < h->n_generations; i++)
-		if (h->generations[i] == generation)
-			return 0;
-	uint64_t *ids = reallocarray(h->generations, h->n_generations + 1, sizeof(*ids));
-	if (!ids)
-		return -ENOMEM;
-	h->generations = ids;
-	ids[h->n_generations++] = generation;
-	return 0;
 }
 
 /* ---- one generation ---- */
@@ -136,70 +97,118 @@ static int record_source(struct source *source, struct state_generation *g)
 		return 0;
 	}
 	g->staged = (struct state_bytes){.data = bits, .n_bytes = (g->n_tensors + 7) / 8};
-	if (fstat(memfd, &st) < 0)
-		return -errno;
+	/* Of one that was heated a loader may just have closed it. */
+	if (fstat(memfd, &st) < 0) {
+		g->has_memfd = false;
+		g->n_tensors = 0;
+		return state_bytes_set(&g->staged, NULL, 0);
+	}
 	g->memfd = state_file_from_stat(&st);
 	g->memfd.mtime_s = 0; /* moves with its pages and means nothing */
 	g->memfd.mtime_ns = 0;
 	return 0;
 }
 
+/* Its sums are with the exports else. */
+static int record_warm(const struct registry_generation *from, struct state_generation *g)
+{
+	const struct service_generation *data = from->data;
+	_cleanup_(cleanup_free)
+	uint8_t *packed = NULL;
+	struct sums *sums = NULL;
+	uint64_t n_bytes = 0;
+	int rc = source_get_sums(data->source, &sums);
+
+	g->is_warm = true;
+	g->summary = data->summary;
+	if (rc < 0 || !sums)
+		return rc;
+	rc = sums_pack(sums, &packed, &n_bytes);
+	sums_free(sums);
+	if (rc < 0)
+		return rc;
+	return n_bytes > STATE_MAX_SUMS_BYTES
+		       ? -EFBIG
+		       : state_bytes_set(&g->sums, packed, (uint32_t)n_bytes);
+}
+
+static int record_residencies(
+	const struct service *s, const struct registry_generation *from, struct state_generation *g)
+{
+	const struct service_generation *data = from->data;
+	int rc = 0;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s) && rc == 0; i++)
+		if (data->residencies[i].export)
+			rc = record_residency(s, i, data->residencies[i].export,
+				&g->residencies[g->n_residencies++]);
+	return rc;
+}
+
+enum record_kind { RECORD_NOT, RECORD_RESIDENT, RECORD_WARM, RECORD_LOADING };
+
+/* Of a generation that is filled for the first time, or that nobody may lease, nothing is left; but
+ * where another one has left for it, that it was wanted. */
+static enum record_kind record_get_kind(const struct registry_generation *g)
+{
+	const struct service_generation *data = g->data;
+
+	switch (g->state) {
+	case REGISTRY_WARM: return RECORD_WARM;
+	case REGISTRY_LOADING:
+		if (data->is_heating) /* what it was before, until it is more */
+			return RECORD_WARM;
+		return data->has_displaced ? RECORD_LOADING : RECORD_NOT;
+	case REGISTRY_READY:
+	case REGISTRY_DRAINING:
+	case REGISTRY_HELD:
+		return !g->is_filling && data->residencies[0].export ? RECORD_RESIDENT : RECORD_NOT;
+	default: return RECORD_NOT;
+	}
+}
+
+bool record_is_kept(const struct registry_generation *g)
+{
+	return record_get_kind(g) != RECORD_NOT;
+}
+
+/* A newer one of the model is there, or on its way. */
+static bool record_is_replaced(struct registry *r, const struct registry_generation *old)
+{
+	for (uint32_t i = 0; i < registry_count(r); i++) {
+		const struct registry_generation *g = registry_at(r, i);
+		if (g->id > old->id && !strcmp(g->model, old->model) &&
+			(g->state == REGISTRY_READY || g->state == REGISTRY_WARM ||
+				g->state == REGISTRY_LOADING))
+			return true;
+	}
+	return false;
+}
+
 static int record_generation(
 	const struct service *s, const struct registry_generation *from, struct state_generation *g)
 {
 	const struct service_generation *data = from->data;
-	uint32_t n = 0;
+	enum record_kind kind = record_get_kind(from);
+	int rc = 0;
 
 	strcpy(g->model, from->model);
-	g->is_draining = from->state == REGISTRY_DRAINING;
+	g->is_draining = from->state == REGISTRY_DRAINING || from->state == REGISTRY_HELD;
+	g->is_replaced = g->is_draining && record_is_replaced(service_get_registry(s), from);
 	g->is_pinned = from->is_pinned;
 	g->expel_ns = data->expel_ns;
 	g->path = strdup(data->path);
 	g->residencies = calloc(SERVICE_MAX_DEVICES + 1, sizeof(*g->residencies));
 	if (!g->path || !g->residencies)
 		return -ENOMEM;
-	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
-		const struct export *e = data->residencies[i].export;
-		if (!e)
-			continue;
-		g->n_residencies = n + 1;
-		int rc = record_residency(s, i, e, &g->residencies[n++]);
-		if (rc < 0)
-			return rc;
+	if (kind == RECORD_LOADING) {
+		g->is_loading = true;
+		g->file = state_file_from_stat(source_get_identity(data->source));
+		g->is_file_writable = source_is_writable(data->source);
+		return 0;
 	}
-	return record_source(data->source, g);
-}
-
-/* Of a generation that is still being filled, or that nobody may lease, nothing is left. */
-static bool record_is_kept(const struct registry_generation *g)
-{
-	const struct service_generation *data = g->data;
-
-	return (g->state == REGISTRY_READY || g->state == REGISTRY_DRAINING) && !g->is_filling &&
-	       data->residencies[0].export;
-}
-
-static int record_add_holders(const struct service *s, struct state *state)
-{
-	struct registry *registry = service_get_registry(s);
-	_cleanup_(lease_index_fini)
-	struct lease_index index = {0};
-	const struct peer *p;
-	int rc = lease_index_init(registry, &index);
-
-	TAILQ_FOREACH(p, service_get_params(s)->peers, entry)
-	{
-		const struct registry_lease *const *leases;
-		uint32_t n = rc == 0 ? lease_index_find(&index, p->id, &leases) : 0;
-		const struct state_holder who = {.pid = p->pid,
-			.start_ticks = p->start_ticks,
-			.uid = p->uid,
-			.socket = peer_get_socket(p->id)};
-		for (uint32_t i = 0; i < n && rc == 0; i++)
-			if (record_is_kept(registry_find(registry, leases[i]->generation)))
-				rc = record_add_holder(state, &who, leases[i]->generation);
-	}
-	return rc;
+	rc = kind == RECORD_WARM ? record_warm(from, g) : record_residencies(s, from, g);
+	return rc < 0 ? rc : record_source(data->source, g);
 }
 
 int record_add(const struct service *s, struct state *state)
@@ -217,12 +226,20 @@ int record_add(const struct service *s, struct state *state)
 		if (rc < 0)
 			return rc;
 	}
-	return record_add_holders(s, state);
+	return record_add_processes(s, state);
 }
 
 static uint64_t record_mix(uint64_t hash, uint64_t value)
 {
 	return (hash ^ value) * UINT64_C(0x100000001b3);
+}
+
+static void record_mix_grant(uint64_t id, uint64_t n_bytes, const char *model, void *userdata)
+{
+	uint64_t *hash = userdata;
+
+	(void)model;
+	*hash = record_mix(record_mix(*hash, id), n_bytes);
 }
 
 uint64_t record_fingerprint(const struct service *s)
@@ -234,7 +251,8 @@ uint64_t record_fingerprint(const struct service *s)
 		const struct registry_generation *g = registry_at(registry, i);
 		const struct service_generation *data = g->data;
 		hash = record_mix(record_mix(hash, g->id),
-			(uint64_t)g->state << 2 | (uint64_t)g->is_pinned << 1 | g->is_filling);
+			(uint64_t)g->state << 3 | (uint64_t)data->has_displaced << 2 |
+				(uint64_t)g->is_pinned << 1 | g->is_filling);
 		hash = record_mix(hash, data->expel_ns);
 		for (uint32_t k = 0; k <= service_get_foreign_slot(s); k++) {
 			const struct export *e = data->residencies[k].export;
@@ -247,6 +265,8 @@ uint64_t record_fingerprint(const struct service *s)
 		const struct registry_lease *l = registry_lease_at(registry, i);
 		hash = record_mix(record_mix(hash, l->peer << 1 | l->is_hold), l->generation);
 	}
+	for (uint32_t i = 0; i < service_get_params(s)->n_loaders; i++)
+		account_visit_grants(admission_get_account(s, i), record_mix_grant, &hash);
 	return hash;
 }
 
@@ -261,6 +281,8 @@ void record_visit(const struct service *s, record_fn fn, void *userdata)
 		if (!record_is_kept(g))
 			continue;
 		fn(&name, source_get_fd(data->source), userdata);
+		if (record_get_kind(g) == RECORD_LOADING)
+			continue;
 		name.kind = STASH_MEMFD;
 		fn(&name, source_get_memfd(data->source), userdata);
 		for (uint32_t k = 0; k <= service_get_foreign_slot(s); k++) {

@@ -15,7 +15,8 @@ bool restart_claim(struct restart *r, const char *name, const char *path, int fd
 	struct restart_generation *g;
 
 	TAILQ_FOREACH(g, &r->coming, entry)
-	if (!g->has_claim && !g->adopt->record.is_draining && !strcmp(g->adopt->record.model, name))
+	if (!g->has_claim && restart_may_serve(g) && !strcmp(g->adopt->record.model, name) &&
+		!restart_must_follow(r, g))
 		break;
 	if (!g)
 		return false;
@@ -46,7 +47,7 @@ bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool 
 		params->own_fn(0, NULL, params->userdata);
 		return true;
 	}
-	if (g->adopt->record.is_draining) { /* by now: it is not wanted any more */
+	if (!restart_may_serve(g)) { /* by now: it is not wanted any more */
 		rc = err_set(&err, ECANCELED, "model %s: it was unloaded on its way back", model);
 		params->own_fn(rc, &err, params->userdata);
 		return true;

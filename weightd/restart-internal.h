@@ -79,10 +79,6 @@ struct restart_generation *restart_find_generation(const struct restart *r, uint
 /* Off the list, and freed. */
 void restart_free_generation(struct restart *r, struct restart_generation *g);
 
-/* ready, or draining where a newer one is ready or an unload said so. */
-enum registry_state restart_get_state(
-	const struct restart *r, const struct state_generation *record);
-
 /* Which of our devices has what this residency was for; the others' slot for others' devices. */
 bool restart_find_device(
 	const struct restart *r, const struct state_residency *residency, uint32_t *ret_slot);
@@ -110,5 +106,42 @@ bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool 
 /* Drops the process at the index, or the generation of it. */
 void restart_drop_absent(struct restart *r, uint32_t index);
 void restart_drop_absent_generation(struct restart *r, uint32_t index, uint64_t generation);
+
+/* Is the generation among those of the row? */
+bool restart_has_held(const struct state_holder *h, uint64_t generation);
+
+/* ---- weightd/restart-recall: what processes had that have not come back ---- */
+
+/* What they were granted counts again, before anybody is granted or loads anything. */
+void restart_recall_grants(struct restart *r);
+
+/* The generation is there: those that held it before hold it. */
+void restart_recall_holds(struct restart *r, uint64_t generation);
+
+/* Nobody is waited for any more: what the others leased, they hold. */
+void restart_recall_leases(struct restart *r);
+
+/* ---- weightd/restart-again: replacements that had not ended ---- */
+
+/* Has the model a generation that is ready or warm? */
+bool restart_has_current(const struct restart *r, const char *model);
+
+/* May the generation be what the model is served with? */
+bool restart_may_serve(const struct restart_generation *g);
+
+/* What becomes of the generation depends on another that is on its way. */
+bool restart_must_follow(const struct restart *r, const struct restart_generation *g);
+
+/* In which state a generation comes back: one that is ready already, or an unload, leaves it to
+ * those who have it; one that drained for another that is not there serves again. */
+enum registry_state restart_get_state(
+	const struct restart *r, const struct state_generation *record);
+
+/* What has nobody was unloaded on its way: it is not to come back. */
+bool restart_is_unwanted(const struct state_generation *record);
+void restart_drop_unwanted(struct restart *r, struct restart_generation *g);
+
+/* Of a load that had not ended: it begins again where nothing serves in its place. */
+void restart_load_again(struct restart *r, struct restart_generation *g);
 
 #endif

@@ -62,6 +62,14 @@ static void lost_keep_account(struct restart *r, struct restart_generation *g)
 	}
 }
 
+/* For the moment before it is lost. */
+static enum registry_state lost_get_state(
+	const struct restart *r, const struct state_generation *record)
+{
+	return record->is_draining || restart_has_current(r, record->model) ? REGISTRY_DRAINING
+									    : REGISTRY_READY;
+}
+
 /* False: the registry cannot have it, and nobody will know of it. */
 static bool lost_enter(struct restart *r, struct restart_generation *g)
 {
@@ -69,13 +77,16 @@ static bool lost_enter(struct restart *r, struct restart_generation *g)
 	const struct state_residency *first = &record->residencies[0];
 	bool is_held = lost_is_held(r, record->id);
 	struct err err = ERR_NULL;
+
+	if (record->n_residencies == 0) /* nobody can have it */
+		return false;
 	int rc = g->data ? 0 : restart_make_data(r, g, &err);
 
 	if (rc == 0 && !g->data->source) /* an import that failed before it began */
 		rc = -ENOMEM;
 	if (rc == 0)
 		rc = registry_adopt(r->service->registry, record->id, record->model,
-			restart_get_state(r, record), g->data, clock_now_ns(), &err);
+			lost_get_state(r, record), g->data, clock_now_ns(), &err);
 	if (rc < 0) {
 		log_warn("model %s: generation %" PRIu64 ": who has it is not accounted: %s",
 			record->model, record->id, err.text);
@@ -89,6 +100,7 @@ static bool lost_enter(struct restart *r, struct restart_generation *g)
 	memcpy(summary->format, first->format, sizeof(summary->format));
 	summary->n_parameters = first->n_parameters;
 	summary->n_tensors = first->n_tensors;
+	restart_recall_holds(r, record->id);
 	(void)service_release_exports(r->service, record->id, g->data);
 	if (is_held)
 		lost_keep_account(r, g);

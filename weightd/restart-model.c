@@ -18,7 +18,9 @@ bool restart_is_awaited(const struct restart *r, const char *model)
 	if (!r)
 		return false;
 	TAILQ_FOREACH(g, &r->coming, entry)
-	if (!g->adopt->record.is_draining && model_is(g, model))
+	if (model_is(g, model) &&
+		(!g->adopt->record.is_draining ||
+			(g->adopt->record.is_replaced && !restart_has_current(r, model))))
 		return true;
 	return false;
 }
@@ -35,9 +37,10 @@ uint64_t restart_unload(struct restart *r, const char *model, uint64_t expel_ns)
 		struct state_generation *record = &g->adopt->record;
 		if (!model_is(g, model))
 			continue;
-		if (!record->is_draining && record->id > id)
+		if ((!record->is_draining || record->is_replaced) && record->id > id)
 			id = record->id;
 		record->is_draining = true;
+		record->is_replaced = false;
 		if (expel_ns)
 			record->expel_ns = expel_ns;
 	}
@@ -62,7 +65,7 @@ static uint32_t model_count_missed(const struct restart *r, uint64_t id)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < r->n_absent; i++)
-		for (uint32_t k = 0; k < r->absent[i].n_generations; k++)
+		for (uint32_t k = 0; k < r->absent[i].n_generations && !r->absent[i].is_hold; k++)
 			n += r->absent[i].generations[k] == id;
 	TAILQ_FOREACH(w, &r->waits, entry)
 	n += w->generation == id;

@@ -185,14 +185,16 @@ static int save_copy_generation(const struct state_generation *from, struct stat
 
 	*to = *from;
 	to->path = NULL;
-	to->staged = to->content = (struct state_bytes){0};
-	to->residencies = calloc(from->n_residencies, sizeof(*to->residencies));
+	to->staged = to->content = to->sums = (struct state_bytes){0};
+	to->residencies = calloc(from->n_residencies + 1, sizeof(*to->residencies));
 	to->path = strdup(from->path);
 	if (!to->residencies || !to->path)
 		return -ENOMEM;
 	rc = state_bytes_set(&to->staged, from->staged.data, from->staged.n_bytes);
 	if (rc == 0)
 		rc = state_bytes_set(&to->content, from->content.data, from->content.n_bytes);
+	if (rc == 0)
+		rc = state_bytes_set(&to->sums, from->sums.data, from->sums.n_bytes);
 	for (uint32_t i = 0; i < from->n_residencies && rc == 0; i++)
 		rc = save_copy_residency(&from->residencies[i], &to->residencies[i]);
 	return rc;
@@ -227,6 +229,8 @@ static int save_make_state(struct restart *r, struct state *state)
 
 	TAILQ_FOREACH(g, &r->coming, entry)
 	{
+		if (restart_is_unwanted(&g->adopt->record))
+			continue;
 		struct state_generation *to =
 			rc == 0 ? record_add_generation(state, g->adopt->record.id) : NULL;
 		if (rc == 0)

@@ -49,7 +49,7 @@ void restart_free_generation(struct restart *r, struct restart_generation *g)
 
 void restart_drop_absent(struct restart *r, uint32_t index)
 {
-	free(r->absent[index].generations);
+	state_holder_fini(&r->absent[index]);
 	r->absent[index] = r->absent[--r->n_absent];
 }
 
@@ -66,7 +66,7 @@ void restart_drop_absent_generation(struct restart *r, uint32_t index, uint64_t 
 		restart_drop_absent(r, index);
 }
 
-static bool restart_has(const struct state_holder *h, uint64_t generation)
+bool restart_has_held(const struct state_holder *h, uint64_t generation)
 {
 	for (uint32_t i = 0; i < h->n_generations; i++)
 		if (h->generations[i] == generation)
@@ -90,7 +90,7 @@ static void restart_drop_dead(struct restart *r)
 bool restart_is_missed(const struct restart *r, uint64_t generation)
 {
 	for (uint32_t i = 0; i < r->n_absent; i++)
-		if (restart_has(&r->absent[i], generation))
+		if (restart_has_held(&r->absent[i], generation))
 			return true;
 	return false;
 }
@@ -115,7 +115,7 @@ static bool restart_is_waiting(const struct restart *r, const struct peer *p, ui
 bool restart_is_holder(const struct restart *r, const struct peer *p, uint64_t generation)
 {
 	for (uint32_t i = 0; r && i < r->n_absent; i++)
-		if (restart_is_of(&r->absent[i], p) && restart_has(&r->absent[i], generation))
+		if (restart_is_of(&r->absent[i], p) && restart_has_held(&r->absent[i], generation))
 			return true;
 	return r && restart_is_waiting(r, p, generation);
 }
@@ -130,7 +130,8 @@ bool restart_is_of_model(const struct restart *r, uint64_t generation, const cha
 void restart_on_return(struct restart *r, const struct peer *p, uint64_t generation)
 {
 	for (uint32_t i = 0; r && i < r->n_absent; i++)
-		if (restart_is_of(&r->absent[i], p) && restart_has(&r->absent[i], generation)) {
+		if (restart_is_of(&r->absent[i], p) &&
+			restart_has_held(&r->absent[i], generation)) {
 			restart_drop_absent_generation(r, i, generation);
 			return;
 		}
@@ -169,49 +170,51 @@ void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 	}
 }
 
-/* A newer generation that is ready already leaves this one to those who have it. */
-enum registry_state restart_get_state(
-	const struct restart *r, const struct state_generation *record)
+static void restart_log_adopted(
+	const struct registry_generation *g, const struct service_generation *data)
 {
-	struct registry *registry = r->service->registry;
+	const struct export *e = data->residencies[0].export;
 
-	if (record->is_draining)
-		return REGISTRY_DRAINING;
-	for (uint32_t i = 0; i < registry_count(registry); i++) {
-		const struct registry_generation *g = registry_at(registry, i);
-		if ((g->state == REGISTRY_READY || g->state == REGISTRY_WARM) &&
-			!strcmp(g->model, record->model))
-			return REGISTRY_DRAINING;
-	}
-	return REGISTRY_READY;
+	if (g->state == REGISTRY_WARM)
+		log_info("model %s: generation %" PRIu64 " is adopted, warm: it is ready in %s",
+			g->model, g->id,
+			source_get_memfd(data->source) >= 0 ? "host memory" : "its file");
+	else
+		log_info("model %s: generation %" PRIu64 " is adopted: %s %s, %u tensors, %" PRIu64
+			 " bytes in %u allocations, of which none were read",
+			g->model, g->id, e->architecture, e->format, e->n_tensors, e->weights_bytes,
+			e->n_allocs);
 }
 
 static void restart_finish(struct restart *r, struct restart_generation *g)
 {
 	const struct state_generation *record = &g->adopt->record;
-	const struct export *e = g->data->residencies[0].export;
+	struct service_generation *data = g->data;
 	char model[REGISTRY_NAME_MAX + 1];
 	uint64_t id = record->id;
 
 	strcpy(model, record->model);
 	struct err err = ERR_NULL;
-	int rc = registry_adopt(r->service->registry, id, model, restart_get_state(r, record),
-		g->data, clock_now_ns(), &err);
+	int rc = registry_adopt(r->service->registry, id, model, restart_get_state(r, record), data,
+		clock_now_ns(), &err);
 	if (rc < 0) {
 		restart_lose(r, g, &err);
 		return;
 	}
-	outcome_summarize(g->data);
+	if (record->is_warm)
+		data->summary = record->summary;
+	else
+		outcome_summarize(data);
 	g->data = NULL;
+	restart_recall_holds(r, id);
 	/* A model that is there can be pinned. */
 	if (record->is_pinned && registry_pin(r->service->registry, model, true, NULL) < 0)
 		log_warn("model %s: its pin did not come back", model);
-	log_info("model %s: generation %" PRIu64 " is adopted: %s %s, %u tensors, %" PRIu64
-		 " bytes in %u allocations, of which none were read",
-		model, id, e->architecture, e->format, e->n_tensors, e->weights_bytes, e->n_allocs);
-	service_tell(
-		r->service, &(struct rpc_reply_event){
-				    .kind = RPC_REPLY_READY, .model = model, .generation = id});
+	restart_log_adopted(registry_find(r->service->registry, id), data);
+	if (!record->is_warm)
+		service_tell(r->service,
+			&(struct rpc_reply_event){
+				.kind = RPC_REPLY_READY, .model = model, .generation = id});
 	restart_answer(r, id, NULL);
 	if (registry_find(r->service->registry, id)->state == REGISTRY_READY)
 		outcome_tell_replaced(r->service, registry_find(r->service->registry, id));
@@ -306,6 +309,10 @@ static void restart_import(struct restart *r, struct restart_generation *g)
 	struct err err = ERR_NULL;
 	int rc = restart_make_data(r, g, &err);
 
+	if (rc == 0 && g->adopt->record.is_warm) {
+		restart_finish(r, g);
+		return;
+	}
 	for (uint32_t i = 0; i < g->adopt->record.n_residencies && rc == 0; i++)
 		rc = restart_import_one(r, g, i, &err);
 	if (g->n_importing > 0) /* the results tell how it ends */
@@ -321,6 +328,9 @@ static bool restart_is_whole(const struct restart *r, const struct restart_gener
 	bool has_first = false, has_all = true;
 	uint32_t slot;
 
+	/* Without what was in host memory, its file has to do. */
+	if (g->adopt->record.is_warm)
+		return g->adopt->file_fd >= 0;
 	for (uint32_t i = 0; i < g->adopt->record.n_residencies; i++) {
 		if (!restart_find_device(r, &g->adopt->record.residencies[i], &slot))
 			continue;
@@ -368,26 +378,9 @@ bool restart_take_result(struct restart *r, uint32_t loader, const struct loader
 /* Memory that is still with processes which did not come back is accounted as theirs. */
 static void restart_hold_absent(struct restart *r)
 {
-	struct registry *registry = r->service->registry;
-
 	r->are_absent_held = true;
-	for (uint32_t i = r->n_absent; i > 0; i--)
-		if (r->absent[i - 1].pid == 0) /* nothing will ever tell of it */
-			restart_drop_absent(r, i - 1);
-	for (uint32_t i = 0; i < r->n_absent; i++) {
-		const struct state_holder *h = &r->absent[i];
-		uint64_t id = r->service->params->hold_fn
-				      ? r->service->params->hold_fn(h->pid, h->uid, h->start_ticks,
-						h->socket, r->service->params->userdata)
-				      : 0;
-		for (uint32_t k = 0; k < h->n_generations && id; k++)
-			if (registry_adopt_hold(registry, h->generations[k], id, clock_now_ns()) ==
-				0)
-				log_info("pid %d did not come back and may still have generation "
-					 "%" PRIu64,
-					(int)h->pid, h->generations[k]);
-	}
-	registry_end_returns(registry);
+	restart_recall_leases(r);
+	registry_end_returns(r->service->registry);
 	service_collect(r->service);
 }
 
@@ -404,8 +397,14 @@ static bool restart_step(struct restart *r)
 		next = TAILQ_NEXT(g, entry);
 		if (g->n_importing > 0)
 			continue;
-		if (restart_is_whole(r, g, is_missed)) {
-			g->is_due = !restart_has_room(r);
+		bool must_follow = restart_must_follow(r, g);
+		if (restart_is_unwanted(&g->adopt->record)) {
+			restart_drop_unwanted(r, g);
+		} else if (g->adopt->record.is_loading) {
+			if (!must_follow)
+				restart_load_again(r, g);
+		} else if (restart_is_whole(r, g, is_missed)) {
+			g->is_due = must_follow || !restart_has_room(r);
 			if (!g->is_due) /* else on the next tick */
 				restart_import(r, g);
 		} else if (!is_missed) {
@@ -435,6 +434,7 @@ int restart_attach(struct restart *r, struct event_base *base, struct service *s
 	r->base = base;
 	r->service = s;
 	registry_set_last_id(s->registry, r->last_id);
+	restart_recall_grants(r);
 	r->tick = event_new(base, -1, EV_PERSIST, restart_on_tick, r);
 	return r->tick ? 0 : -ENOMEM;
 }

@@ -492,7 +492,8 @@ static void reply_models_add(struct reply_models *m, const char *model, Wd__Gene
 static void reply_add_returning(const struct state_generation *g, uint32_t n_missed, void *userdata)
 {
 	struct reply_models *models = userdata;
-	const struct state_residency *r = &g->residencies[0];
+	static const struct state_residency none;
+	const struct state_residency *r = g->n_residencies > 0 ? &g->residencies[0] : &none;
 	Wd__Generation *m;
 
 	if (!access_shows(models->peer->access, g->model))

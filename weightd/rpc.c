@@ -148,6 +148,13 @@ static int rpc_load(const struct rpc_call *call, struct err *ret_err)
 		call->fds->fds[0], m->replace, ret_err);
 }
 
+/* What was asked for is on record before anybody relies on it. */
+static void rpc_done(const struct rpc_call *call, uint64_t generation)
+{
+	restart_save(service_get_params(call->service)->restart);
+	rpc_reply_done(call->peer, call->request->id, generation);
+}
+
 static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 {
 	const Wd__Unload *m = call->request->unload;
@@ -164,7 +171,7 @@ static int rpc_unload(const struct rpc_call *call, struct err *ret_err)
 		rc = service_unload(
 			call->service, name, m->at_once ? 0 : timeout_ns, ret_err, &generation);
 	if (rc == 0)
-		rpc_reply_done(call->peer, call->request->id, generation);
+		rpc_done(call, generation);
 	return shown_refuse(service_get_registry(call->service), call->peer, name, rc, ret_err);
 }
 
@@ -182,7 +189,7 @@ static int rpc_pin(const struct rpc_call *call, struct err *ret_err)
 			rc = 0;
 	}
 	if (rc == 0)
-		rpc_reply_done(call->peer, call->request->id, 0);
+		rpc_done(call, 0);
 	return shown_refuse(r, call->peer, m->model, rc, ret_err);
 }
 
@@ -192,7 +199,7 @@ static int rpc_release(const struct rpc_call *call, struct err *ret_err)
 	int rc = leave_release(call->service, call->peer, generation, ret_err);
 
 	if (rc == 0)
-		rpc_reply_done(call->peer, call->request->id, generation);
+		rpc_done(call, generation);
 	return rc;
 }
 

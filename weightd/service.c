@@ -333,6 +333,21 @@ int service_load(struct service *s, struct peer *p, uint64_t request, const char
 	return service_begin_load(s, p, request, name, path, fd, replace, !p, ret_err);
 }
 
+int service_load_again(struct service *s, const char *name, const char *path, int fd,
+	bool is_pinned, struct err *ret_err)
+{
+	int rc = service_begin_load(s, NULL, 0, name, path, fd, true, false, ret_err);
+
+	for (uint32_t i = 0; i < registry_count(s->registry) && rc == 0; i++) {
+		struct registry_generation *g = registry_at(s->registry, i);
+		if (g->state != REGISTRY_LOADING || strcmp(g->model, name) != 0)
+			continue;
+		g->is_pinned = is_pinned;
+		((struct service_generation *)g->data)->has_displaced = true;
+	}
+	return rc;
+}
+
 int service_reload(struct service *s, const struct registry_generation *g, struct err *ret_err)
 {
 	const struct service_generation *data = g->data;

@@ -63,6 +63,7 @@ struct service_generation {
 	bool is_second_heat; /* the device was lost at the first */
 	bool is_cooling;     /* ready, and the loader stages it */
 	bool may_not_cool;   /* its file is not what it was */
+	bool has_displaced;  /* what it replaces has left, or drains, for it */
 	struct service_summary summary;
 	char *lost_why;         /* when it is lost; NULL: without memory for it */
 	bool is_corrupt;        /* its bytes were changed, later than: */
@@ -121,6 +122,13 @@ uint64_t service_get_uptime_ns(const struct service *s);
  */
 int must_check service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
 	const char *path, int fd, bool replace, struct err *ret_err);
+
+/*
+ * Begins the load of a generation again, in place of another that had left for it when the weightd
+ * before ended; nobody waits for its answer. As service_load.
+ */
+int must_check service_load_again(struct service *s, const char *name, const char *path, int fd,
+	bool is_pinned, struct err *ret_err);
 
 /* Errors of registry_unload. timeout_ns: leases that have not drained by then end; 0: at once;
  * SERVICE_NO_TIMEOUT: never. ret_id: the newest generation that it met. */

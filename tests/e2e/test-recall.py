@@ -1,0 +1,370 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a weightd that dies must not forget: models that are warm, who holds, what was granted, and
+what was to take another's place."""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import harness
+from harness import check, check_equal, wait_until
+from restart_way import Way, check_adopted, generation, read_io, wait_leases
+from weightd_socket import Weightd
+
+QUESTION = "Which continent is Chile in?"
+ANSWER = "Chile is in South America.\n"
+N_ROUNDS = 12  # of kills at random times
+SEED = 20
+
+
+def states(site, model="demo"):
+    """[(state, leases, holds)] of a model's generations, oldest first."""
+    return [(g["state"], g["n_leases"], g["n_holds"]) for m in site.status()["models"]
+            if m["name"] == model for g in m["generations"]]
+
+
+def holders(site):
+    """{pid: generations that it holds}."""
+    return {h["pid"]: [x["generation"] for x in h["holds"]] for h in site.status()["holders"]}
+
+
+def device_bytes(site):
+    return sum(h["weights_bytes"] for h in site.status()["device"]["heaps"])
+
+
+def make_model(site, name, n_mib, seed=1):
+    path = os.path.join(site.dir, name + ".gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", f"{n_mib}M", "--seed",
+                    str(seed)], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    return path
+
+
+def cool(site, way):
+    """The model was used, and is warm now: what status says of it."""
+    way.start()
+    worker = site.worker("demo")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "before")
+    worker.stop()
+    wait_until(lambda: states(site) == [("warm", 0, 0)], "it cools")
+    wait_until(lambda: device_bytes(site) == 0, "device memory is free")
+    return generation(site)
+
+
+def check_heated(site):
+    worker = site.worker("demo")
+    check_equal(states(site), [("ready", 1, 0)], "heated")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "after")
+    check_equal(site.ctl("verify", "demo").status, 0, "verify")
+
+
+def test_warm(site):
+    """What is ready in host memory is so after a restart, and after another one."""
+    for kind in "keeper", "manager":
+        way = Way(site, kind, ["--idle", "1"])
+        before = cool(site, way)
+        site.ctl("pin", "demo")
+        for _ in range(2):
+            way.kill()
+            way.start()
+            check_equal(states(site), [("warm", 0, 0)], "states")
+            check_adopted(site, way, before)
+            check_equal(generation(site)["pinned"], True, "pinned")
+        check("warm: it is ready in host memory" in way.daemon.log(), way.daemon.log())
+        read = read_io(way.daemon.pid)["rchar"]
+        check_heated(site)
+        # The metadata is read from the file, weights are not.
+        read = read_io(way.daemon.pid)["rchar"] - read
+        check(read < before["file_bytes"] / 4, f"{read} bytes were read to heat it")
+        way.close()
+
+
+def test_warm_by_client(site):
+    """No command line names it, and its place in host memory is all there is."""
+    path = os.path.join(site.dir, "m.gguf")
+    shutil.copy(harness.MODEL, path)
+    way = Way(site, "keeper", ["--idle", "1"], model=None)
+    way.start()
+    site.ctl("load", f"demo={path}")
+    wait_until(lambda: states(site) == [("warm", 0, 0)], "it cools")
+    before = generation(site)
+    os.unlink(path)
+    way.kill()
+    way.start()
+    wait_until(lambda: states(site) == [("warm", 0, 0)], "states")
+    check_adopted(site, way, before)
+    check_heated(site)
+    way.close()
+
+
+def test_warm_in_its_file(site):
+    """Where host memory is short, its file is what is kept."""
+    way = Way(site, "keeper", ["--idle", "1", "--host-budget", "1M"])
+    before = cool(site, way)
+    way.kill()
+    way.start()
+    check_equal(states(site), [("warm", 0, 0)], "states")
+    check_adopted(site, way, before)
+    check("warm: it is ready in its file" in way.daemon.log(), way.daemon.log())
+    check_heated(site)
+    way.close()
+
+
+def test_warm_damaged(site):
+    """Its sums come back with it: what was changed meanwhile is not served."""
+    way = Way(site, "keeper", ["--idle", "1"], model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    wait_until(lambda: states(site) == [("warm", 0, 0)], "it cools")
+    way.kill()
+    keeper = site.keepers()[0]
+    fds = [f"/proc/{keeper}/fd/{fd}" for fd in os.listdir(f"/proc/{keeper}/fd")]
+    memfd = next(fd for fd in fds if "weightd-weights" in os.readlink(fd))
+    with open(memfd, "r+b") as f:
+        f.seek(os.stat(memfd).st_size // 2)
+        byte = f.read(1)
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte[0] ^ 0x10]))
+    way.start()
+    wait_until(lambda: states(site) == [("warm", 0, 0)], "states")
+    worker = subprocess.run(
+        [harness.need_env("WORKERD_BIN"), "--model", "demo", "--weights", site.weightd_socket,
+         "--socket", os.path.join(site.dir, "w.sock")],
+        env=site.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        timeout=120)
+    check(worker.returncode != 0 and "not those that were loaded before" in worker.stderr,
+          f"a worker of damaged weights: {worker}")
+    way.close()
+
+
+def test_killed_while_heating(site):
+    """Heated or warm, it is there, and it is right."""
+    path = make_model(site, "big", 96)
+    way = Way(site, "keeper", ["--idle", "1"], model=None)
+    way.start()
+    site.ctl("load", f"big={path}")
+    for seconds in (0.0, 0.02, 0.05, 0.1):
+        wait_until(lambda: states(site, "big") == [("warm", 0, 0)], "it cools", 60)
+        client = Weightd(site)
+        client.send_acquire("big")
+        time.sleep(seconds)
+        way.kill()
+        client.close()
+        way.start()
+        wait_until(lambda: states(site, "big"), "the model")
+        check(states(site, "big")[0][0] in ("warm", "ready"), f"{states(site, 'big')}")
+        check_equal(harness.only_generation(site.status(), "big")["origin"], "adopted", "origin")
+        check_equal(site.ctl("verify", "big", status=None).status if
+                    states(site, "big")[0][0] == "ready" else 0, 0, "verify")
+    way.close()
+
+
+def test_held(site):
+    """A worker that was expelled and has not let go: its generation is nobody else's, before and
+    after, until the process is gone."""
+    for kind in "keeper", "manager":
+        way = Way(site, kind, model=None)
+        way.start()
+        site.ctl("load", f"demo={harness.MODEL}")
+        worker = site.worker("demo")
+        before = generation(site)
+        worker.signal(signal.SIGSTOP)
+        site.ctl("unload", "demo", "--timeout", "1")
+        wait_until(lambda: states(site) == [("held", 0, 1)], "it is expelled")
+        n_bytes = device_bytes(site)
+        for _ in range(2):
+            way.kill()
+            way.start()
+            wait_until(lambda: states(site) == [("held", 0, 1)], "held as before")
+            check_equal(holders(site), {worker.pid: [before["id"]]}, "holders")
+            check_equal(device_bytes(site), n_bytes, "bytes on the device")
+            account = site.status()["devices"][0]["account"]
+            check(account["weights_bytes"] >= n_bytes, f"account: {account}")
+        check(f"process {worker.pid}, uid" in site.ctl("status").out, "status names it")
+        worker.kill()
+        wait_until(lambda: states(site) == [], "it goes with its process")
+        wait_until(lambda: device_bytes(site) == 0, "device memory is free")
+        way.close()
+
+
+def test_ready_and_held(site):
+    """A hold on what others may lease; who holds takes its lease back."""
+    way = Way(site, "keeper")
+    way.start()
+    client = Weightd(site)
+    client.acquire("demo")
+    client.close()
+    wait_until(lambda: states(site) == [("ready", 0, 1)], "a hold")
+    way.kill()
+    way.start()
+    check_equal(states(site), [("ready", 0, 1)], "the hold")
+    check_equal(holders(site), {os.getpid(): [generation(site)["id"]]}, "holders")
+    way.kill()
+    way.start()
+    check_equal(states(site), [("ready", 0, 1)], "the hold")
+    way.close()
+
+
+def test_grant_of_who_does_not_come_back(site):
+    """It counts from the start on: nobody is granted what a process may still have."""
+    mib = 1 << 20
+    way = Way(site, "keeper")
+    way.start()
+    one, two = site.worker("demo"), site.worker("demo")
+    account = site.status()["devices"][0]["account"]
+    budget = account["weights_bytes"] + account["reserved_bytes"] + 4 * mib
+    for worker in two, one:
+        worker.stop()
+    way.close()
+    way = Way(site, "keeper", ["--device-budget", str(budget)])
+    way.start()
+    one, two = site.worker("demo", ["--no-park"]), site.worker("demo", ["--no-park"])
+    before = site.status()["devices"][0]["account"]
+    granted = {w["pid"]: w["reserved_bytes"] for w in site.status()["workers"]}
+    left = budget - before["weights_bytes"] - before["reserved_bytes"]
+    check(left > mib and granted[one.pid] > 2 * mib, f"{before}, {granted}")
+    one.signal(signal.SIGSTOP)
+    for _ in range(2):
+        way.kill()
+        way.start()
+        wait_leases(site, [two.pid])
+        after = site.status()["devices"][0]["account"]
+        for figure in ("weights_bytes", "reserved_bytes"):
+            check_equal(after[figure], before[figure], figure)
+    third = Weightd(site)
+    refusal = third.reserve(left + mib)
+    check(f"pid {one.pid} (model demo) {granted[one.pid]} without a connection" in refusal,
+          f"a third worker that asks for more than is left: {refusal!r}")
+    check_equal(third.reserve(left - mib), "", "what is left")
+    one.kill()
+    wait_until(lambda: site.status()["devices"][0]["account"]["reserved_bytes"] ==
+               granted[two.pid] + left - mib, "its grant ends with it")
+    check_equal(third.reserve(left + mib), "", "what it had")
+    third.close()
+    way.close()
+
+
+def test_grant_comes_back_once(site):
+    """Who resumes late has what it has, and it is not counted twice."""
+    way = Way(site, "keeper")
+    way.start()
+    worker = site.worker("demo")
+    before = site.status()["devices"][0]["account"]["reserved_bytes"]
+    check(before > 0, "a grant")
+    worker.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    check_equal(site.status()["devices"][0]["account"]["reserved_bytes"], before, "at once")
+    time.sleep(6)  # nobody is waited for any more
+    worker.signal(signal.SIGCONT)
+    wait_leases(site, [worker.pid])
+    check_equal(site.status()["devices"][0]["account"]["reserved_bytes"], before, "when it is back")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "an answer")
+    worker.stop()
+    wait_until(lambda: site.status()["devices"][0]["account"]["reserved_bytes"] == 0, "given back")
+    way.close()
+
+
+def start_replacement(site, path):
+    return site.start_ctl("load", f"demo={path}", "--replace")
+
+
+def test_killed_while_it_drains(site):
+    """The generation that drains for one that never came serves again."""
+    way = Way(site, "keeper", ["--vram-budget", "10M"], model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    worker = site.worker("demo", ["--no-park"])
+    before = generation(site)
+    replace = start_replacement(site, harness.MODEL)
+    wait_until(lambda: states(site) == [("draining", 1, 0), ("loading", 0, 0)], "it drains")
+    way.kill()
+    check(site.finish_ctl(replace).status != 0, "the command failed")
+    way.start()
+    wait_leases(site, [worker.pid])
+    check_equal(states(site), [("ready", 1, 0)], "states")
+    check_adopted(site, way, before)
+    check("serves again" in way.daemon.log(), way.daemon.log())
+    check_equal(site.ctl("ask", QUESTION, worker=site.worker("demo")).out, ANSWER, "of another")
+    way.close()
+
+
+def test_killed_when_it_has_drained(site):
+    """Where nothing is left that could serve, the load begins again."""
+    first, second = make_model(site, "first", 96, 1), make_model(site, "second", 96, 2)
+    way = Way(site, "keeper", ["--vram-budget", "144M"], model=None)
+    way.start()
+    site.ctl("load", f"demo={first}")
+    client = Weightd(site)
+    client.acquire("demo")
+    replace = start_replacement(site, second)
+    wait_until(lambda: states(site) == [("draining", 1, 0), ("loading", 0, 0)], "it drains")
+    site.ctl("pin", "demo")
+    client.release(1)
+    check_equal(states(site), [("loading", 0, 0)], "the first is gone")
+    for _ in range(2):
+        way.kill()
+        way.start()
+    check(site.finish_ctl(replace).status != 0, "the command failed")
+    wait_until(lambda: states(site) == [("ready", 0, 0)], "the second is loaded", 60)
+    after = generation(site)
+    check_equal((after["path"], after["pinned"]), (second, True), "what is loaded")
+    check("had not ended, and begins again" in way.daemon.log(), way.daemon.log())
+    check_equal(site.ctl("verify", "demo").status, 0, "verify")
+    client.close()
+    way.close()
+
+
+def test_killed_while_it_replaces_at_any_time(site):
+    """Whatever was under way: some generation serves in the end, and none drains for ever."""
+    paths = [make_model(site, "first", 24, 1), make_model(site, "second", 24, 2)]
+    way = Way(site, "keeper", ["--vram-budget", "36M"], model=None)
+    way.start()
+    site.ctl("load", f"demo={paths[0]}")
+    client = Weightd(site)
+    found = []
+    dice = random.Random(SEED)
+    for i in range(N_ROUNDS):
+        if i % 3 == 0:
+            client.acquire("demo")  # it is to drain first
+        replace = start_replacement(site, paths[(i + 1) % 2])
+        if i % 3 == 0:
+            wait_until(lambda: states(site)[0][0] == "draining", "it drains")
+        time.sleep(dice.random() * 0.3)
+        way.kill()
+        client.close()
+        site.finish_ctl(replace)
+        way.start()
+        wait_until(lambda: [s[0] for s in states(site)] == ["ready"],
+                   f"round {i}: one generation that serves", 60)
+        found.append(os.path.basename(generation(site)["path"]))
+        check_equal(site.ctl("verify", "demo").status, 0, f"round {i}: verify")
+        client = Weightd(site)
+    print(f"# what served after each kill: {' '.join(found)}")
+    client.close()
+    way.close()
+
+
+def test_successor_does_not_come_back(site):
+    """The newer one's memory is lost, the older one's worker brings its own: that serves."""
+    way = Way(site, "workers", model=None)
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}")
+    old = site.worker("demo")
+    before = generation(site)
+    old.signal(signal.SIGSTOP)
+    site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    check_equal([s[0] for s in states(site)], ["draining", "ready"], "states")
+    way.kill()
+    way.start()
+    old.signal(signal.SIGCONT)
+    wait_leases(site, [old.pid])
+    check_equal(states(site), [("ready", 1, 0)], "states")
+    check_equal(generation(site)["id"], before["id"], "which one serves")
+    check_equal(site.ctl("ask", QUESTION, worker=site.worker("demo")).out, ANSWER, "of another")
+    way.close()
+
+
+harness.run(globals())

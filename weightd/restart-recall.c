@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weightd/restart-internal.h"
+
+#include <inttypes.h>
+
+#include "proto/util/clock.h"
+#include "proto/util/log.h"
+#include "weightd/admission.h"
+#include "weightd/registry.h"
+#include "weightd/service-internal.h"
+
+/* The id under which the process is watched from here on; 0: it is gone, or nothing can tell. */
+static uint64_t recall_watch(const struct restart *r, const struct state_holder *h)
+{
+	const struct service_params *params = r->service->params;
+
+	if (h->pid == 0 || !params->hold_fn)
+		return 0;
+	return params->hold_fn(h->pid, h->uid, h->start_ticks, h->socket, params->userdata);
+}
+
+void restart_recall_grants(struct restart *r)
+{
+	for (uint32_t i = r->n_absent; i > 0; i--) {
+		struct state_holder *h = &r->absent[i - 1];
+		uint64_t holder = h->n_grants > 0 ? recall_watch(r, h) : 0;
+		for (uint32_t k = 0; k < h->n_grants && holder; k++)
+			admission_recall(r->service, holder, h->pid, h->grants[k].device_uuid,
+				h->grants[k].n_bytes, h->grants[k].model);
+		/* They are the account's, and on record from there. */
+		h->n_grants = 0;
+		if (h->n_generations == 0)
+			restart_drop_absent(r, i - 1);
+	}
+}
+
+/* Of the absent process at the index; it stays among them. */
+static void recall_hold(struct restart *r, uint32_t index, uint64_t generation, const char *why)
+{
+	const struct state_holder *h = &r->absent[index];
+	uint64_t holder = recall_watch(r, h);
+
+	if (holder &&
+		registry_adopt_hold(r->service->registry, generation, holder, clock_now_ns()) == 0)
+		log_info("pid %d %s and may still have generation %" PRIu64, (int)h->pid, why,
+			generation);
+}
+
+void restart_recall_holds(struct restart *r, uint64_t generation)
+{
+	for (uint32_t i = r->n_absent; i > 0; i--) {
+		if (!r->absent[i - 1].is_hold || !restart_has_held(&r->absent[i - 1], generation))
+			continue;
+		recall_hold(r, i - 1, generation, "held it before");
+		restart_drop_absent_generation(r, i - 1, generation);
+	}
+}
+
+void restart_recall_leases(struct restart *r)
+{
+	for (uint32_t i = r->n_absent; i > 0; i--)
+		if (r->absent[i - 1].pid == 0) /* nothing will ever tell of it */
+			restart_drop_absent(r, i - 1);
+	for (uint32_t i = 0; i < r->n_absent; i++)
+		for (uint32_t k = 0; k < r->absent[i].n_generations; k++)
+			recall_hold(r, i, r->absent[i].generations[k], "did not come back");
+}
