@@ -46,21 +46,36 @@ int adopt_new(struct state_generation *record, struct adopt **ret_adopt)
 	return 0;
 }
 
+void adopt_forget(struct adopt *a, uint32_t residency)
+{
+	struct adopt_residency *have = &a->residencies[residency];
+
+	for (uint32_t k = 0; k < a->record.residencies[residency].n_allocs; k++)
+		have->fds[k] = have->opaques[k] = -1;
+	have->manifest_fd = -1;
+	have->is_lent = false;
+}
+
 struct adopt *adopt_free(struct adopt *a)
 {
 	if (!a)
 		return NULL;
 	for (uint32_t i = 0; i < a->record.n_residencies; i++) {
+		struct adopt_residency *have = &a->residencies[i];
+		if (have->is_lent)
+			adopt_forget(a, i);
 		for (uint32_t k = 0; k < a->record.residencies[i].n_allocs; k++) {
-			cleanup_close(&a->residencies[i].fds[k]);
-			cleanup_close(&a->residencies[i].opaques[k]);
+			cleanup_close(&have->fds[k]);
+			cleanup_close(&have->opaques[k]);
 		}
-		free(a->residencies[i].fds);
-		free(a->residencies[i].opaques);
-		cleanup_close(&a->residencies[i].manifest_fd);
+		cleanup_close(&have->manifest_fd);
+		free(have->fds);
+		free(have->opaques);
 	}
-	cleanup_close(&a->file_fd);
-	cleanup_close(&a->memfd);
+	if (!a->is_source_lent) {
+		cleanup_close(&a->file_fd);
+		cleanup_close(&a->memfd);
+	}
 	state_generation_fini(&a->record);
 	free(a->residencies);
 	free(a);
@@ -321,7 +336,7 @@ void adopt_visit(const struct adopt *a, adopt_fn fn, void *userdata)
 
 /* ---- what a load would have made ---- */
 
-int adopt_make_source(const struct adopt *a, struct source_account *account, struct err *ret_err,
+int adopt_make_source(struct adopt *a, struct source_account *account, struct err *ret_err,
 	struct source **ret_source)
 {
 	const struct state_generation *g = &a->record;
@@ -342,15 +357,21 @@ int adopt_make_source(const struct adopt *a, struct source_account *account, str
 	if (rc == 0 && sums && source_keep_sums(source, sums) < 0)
 		rc = err_set(ret_err, ENOMEM, "adopt: out of memory");
 	sums_free(sums);
-	if (rc < 0)
+	if (rc < 0) {
 		source_unref(source);
-	else
-		*ret_source = source;
-	return rc;
+		return rc;
+	}
+	cleanup_close(&a->file_fd);
+	cleanup_close(&a->memfd);
+	a->file_fd = source_get_fd(source);
+	a->memfd = source_get_memfd(source);
+	a->is_source_lent = true;
+	*ret_source = source;
+	return 0;
 }
 
 /* The dma-buf and the opaque descriptor beside it, or the one of them that came back. */
-static int adopt_fill_memory(
+static void adopt_fill_memory(
 	const struct state_alloc *from, int fd, int opaque, struct export_alloc *to)
 {
 	const struct export_fd main = {
@@ -359,12 +380,11 @@ static int adopt_fill_memory(
 		.handle = EXPORT_OPAQUE_FD, .dev = from->opaque_dev, .inode = from->opaque_inode};
 
 	to->main = fd >= 0 ? main : beside;
-	to->main.fd = fcntl(fd >= 0 ? fd : opaque, F_DUPFD_CLOEXEC, 0);
-	if (to->main.fd < 0 || fd < 0 || opaque < 0)
-		return to->main.fd < 0 ? -errno : 0;
+	to->main.fd = fd >= 0 ? fd : opaque;
+	if (fd < 0 || opaque < 0)
+		return;
 	to->opaque = beside;
-	to->opaque.fd = fcntl(opaque, F_DUPFD_CLOEXEC, 0);
-	return to->opaque.fd < 0 ? -errno : 0;
+	to->opaque.fd = opaque;
 }
 
 static int adopt_fill_alloc(const struct adopt *a, uint32_t residency, uint32_t index,
@@ -380,8 +400,10 @@ static int adopt_fill_alloc(const struct adopt *a, uint32_t residency, uint32_t 
 	to->placement = from->placement;
 	to->file_offset = from->file_offset;
 	to->is_writable = from->is_writable;
-	if (from->handle != EXPORT_MEMFD && from->handle != EXPORT_FILE)
-		return adopt_fill_memory(from, have->fds[index], have->opaques[index], to);
+	if (from->handle != EXPORT_MEMFD && from->handle != EXPORT_FILE) {
+		adopt_fill_memory(from, have->fds[index], have->opaques[index], to);
+		return 0;
+	}
 	to->main = (struct export_fd){.handle = (enum export_handle)from->handle,
 		.fd = from->handle == EXPORT_MEMFD ? source_get_memfd(source)
 						   : source_get_shared_fd(source),
@@ -390,7 +412,16 @@ static int adopt_fill_alloc(const struct adopt *a, uint32_t residency, uint32_t 
 	return to->main.fd < 0 ? -EBADF : 0;
 }
 
-int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *source,
+/* What it has of the adoption stays there. */
+static void adopt_give_up_export(struct export *e)
+{
+	for (uint32_t i = 0; i < e->n_allocs; i++)
+		e->allocs[i].main.fd = e->allocs[i].opaque.fd = -1;
+	e->manifest_fd = -1;
+	export_free(e);
+}
+
+int adopt_make_export(struct adopt *a, uint32_t residency, struct source *source,
 	struct err *ret_err, struct export **ret_export)
 {
 	const struct state_residency *r = &a->record.residencies[residency];
@@ -407,9 +438,7 @@ int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *
 	e->n_tensors = r->n_tensors;
 	e->n_unmet_bytes = r->n_unmet_bytes;
 	e->manifest_bytes = r->manifest.n_bytes;
-	e->manifest_fd = fcntl(a->residencies[residency].manifest_fd, F_DUPFD_CLOEXEC, 0);
-	if (e->manifest_fd < 0)
-		rc = err_set(ret_err, errno, "manifest: %s", strerror(errno));
+	e->manifest_fd = a->residencies[residency].manifest_fd;
 	for (uint32_t i = 0; i < r->n_allocs && rc == 0; i++) {
 		struct export_alloc *to = &e->allocs[i];
 		rc = adopt_fill_alloc(a, residency, i, source, to);
@@ -434,9 +463,10 @@ int adopt_make_export(const struct adopt *a, uint32_t residency, struct source *
 			rc = err_set(ret_err, ENOMEM, "weights: out of memory");
 	}
 	if (rc < 0) {
-		export_free(e);
+		adopt_give_up_export(e);
 		return rc;
 	}
+	a->residencies[residency].is_lent = true;
 	if (e->sums) {
 		memcpy(e->sums, r->sums.data, r->sums.n_bytes);
 		e->n_sums_bytes = r->sums.n_bytes;

@@ -20,15 +20,17 @@ struct source;
 struct source_account;
 
 struct adopt_residency {
-	int manifest_fd; /* owned, as all here; -1 until it comes */
+	int manifest_fd; /* owned, as all here until an export has them; -1 until it comes */
 	int *fds;        /* [n_allocs], of memory; -1 for windows */
 	int *opaques;    /* [n_allocs], beside dma-bufs, each of them enough; else -1 */
+	bool is_lent;    /* they are the export's, and lent by it */
 };
 
 struct adopt {
 	struct state_generation record;
 	int file_fd;
 	int memfd;
+	bool is_source_lent;                 /* both are the source's, and lent by it */
 	struct adopt_residency *residencies; /* [record.n_residencies] */
 };
 
@@ -56,11 +58,17 @@ bool adopt_is_whole(const struct adopt *a, uint32_t residency);
 typedef void (*adopt_fn)(const struct stash_name *name, int fd, void *userdata);
 void adopt_visit(const struct adopt *a, adopt_fn fn, void *userdata);
 
-int must_check adopt_make_source(const struct adopt *a, struct source_account *account,
+/*
+ * The source, and the export of a whole residency, its memory not yet imported. They own their
+ * descriptors from here on, so that no more are open than after a load, and lend them to this,
+ * which they must outlive: see adopt_forget. -errno, and nothing has changed.
+ */
+int must_check adopt_make_source(struct adopt *a, struct source_account *account,
 	struct err *ret_err, struct source **ret_source);
-
-/* The export of a whole residency, with duplicates, its memory not yet imported. -errno. */
-int must_check adopt_make_export(const struct adopt *a, uint32_t residency, struct source *source,
+int must_check adopt_make_export(struct adopt *a, uint32_t residency, struct source *source,
 	struct err *ret_err, struct export **ret_export);
+
+/* The residency's export is about to go: what it lent is not here any more. */
+void adopt_forget(struct adopt *a, uint32_t residency);
 
 #endif

@@ -159,7 +159,8 @@ static bool loader_on_progress(uint64_t n_bytes, uint64_t n_total_bytes, void *u
 	return true;
 }
 
-/* An export that could not be had leaves its result empty. */
+/* An export that could not be had is its result's, without memory: others may still look at its
+ * descriptors. */
 static int loader_import(struct loader *l, struct loader_result *r)
 {
 	const struct load_sums_params sums = {.device = r->is_foreign ? NULL : l->device,
@@ -173,7 +174,7 @@ static int loader_import(struct loader *l, struct loader_result *r)
 	if (rc == 0)
 		rc = load_sums_compare(&sums, &r->err);
 	if (rc)
-		r->export = export_free(r->export);
+		export_drop_memory(r->export);
 	return rc > 0 ? LOAD_DEVICE_LOST : rc;
 }
 
@@ -420,7 +421,7 @@ static bool loader_step(struct loader *l)
 			loader_run_job(l, job, used, &abilities);
 		pthread_mutex_lock(&l->mutex);
 		l->running = 0;
-		if (job->result.export)
+		if (job->result.export && job->result.kind == LOADER_READY)
 			TAILQ_INSERT_TAIL(&l->live, job->result.export, entry);
 		TAILQ_INSERT_TAIL(&l->done, job, entry);
 		l->wants_heaps = true;
@@ -555,7 +556,7 @@ static void loader_free_jobs(struct loader_jobs *jobs, bool is_waiting)
 
 	while ((job = TAILQ_FIRST(jobs))) {
 		TAILQ_REMOVE(jobs, job, entry);
-		if (is_waiting)
+		if (is_waiting || job->result.kind != LOADER_READY)
 			export_free(job->result.export);
 		loader_free_job(job);
 	}

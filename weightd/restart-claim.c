@@ -20,17 +20,18 @@ bool restart_claim(struct restart *r, const char *name, const char *path, int fd
 		break;
 	if (!g)
 		return false;
-	g->claim_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	/* The same file is open once. */
+	int *at = adopt_is_same_file(g->adopt, fd) ? &g->adopt->file_fd : &g->claim_fd;
+	if (*at < 0)
+		*at = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	g->claim_path = strdup(path);
-	g->has_claim = g->claim_fd >= 0 && g->claim_path;
+	g->has_claim = *at >= 0 && g->claim_path;
 	if (!g->has_claim) {
 		cleanup_close(&g->claim_fd);
 		free(g->claim_path);
 		g->claim_path = NULL;
 		return false;
 	}
-	if (g->adopt->file_fd < 0 && adopt_is_same_file(g->adopt, fd))
-		g->adopt->file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	return true;
 }
 
@@ -43,7 +44,7 @@ bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool 
 
 	if (!g->has_claim)
 		return false;
-	if (is_there && adopt_is_same_file(g->adopt, g->claim_fd)) {
+	if (is_there && g->claim_fd < 0) {
 		params->own_fn(0, NULL, params->userdata);
 		return true;
 	}
@@ -53,7 +54,8 @@ bool restart_settle_claim(struct restart *r, struct restart_generation *g, bool 
 		return true;
 	}
 	/* In place of what came back, or of what did not. */
-	rc = service_load(r->service, NULL, 0, model, g->claim_path, g->claim_fd, true, &err);
+	rc = service_load(r->service, NULL, 0, model, g->claim_path,
+		g->claim_fd >= 0 ? g->claim_fd : g->adopt->file_fd, true, &err);
 	if (rc < 0)
 		params->own_fn(rc, &err, params->userdata);
 	return true;

@@ -21,7 +21,7 @@ struct restart_generation {
 	bool is_corrupt;                 /* bytes are not those that were loaded */
 	struct err failure;              /* of an import */
 	bool has_claim;                  /* of the command line: */
-	int claim_fd;
+	int claim_fd;                    /* -1: of the very file */
 	char *claim_path;
 	TAILQ_ENTRY(restart_generation) entry;
 };

@@ -3,6 +3,7 @@
 #include "weightd/restart.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -149,13 +150,16 @@ void restart_lose(struct restart *r, struct restart_generation *g, const struct 
 		id, reason.text);
 	log_warn("%s", err.text);
 	lost_print_absent(r, id, &holders);
+	/* What its source lends goes with that, perhaps. */
+	if (g->has_claim && g->claim_fd < 0)
+		g->claim_fd = fcntl(g->adopt->file_fd, F_DUPFD_CLOEXEC, 0);
+	/* A load that takes its place is not to find it on its way, and nobody its descriptors. */
+	TAILQ_REMOVE(&r->coming, g, entry);
 	bool is_entered = lost_enter(r, g);
 	if (is_entered)
 		restart_answer(r, id, NULL);
 	else
 		lost_forget(r, g, &err);
-	/* A load that takes its place is not to find it on its way. */
-	TAILQ_REMOVE(&r->coming, g, entry);
 	bool is_claimed = restart_settle_claim(r, g, false);
 	TAILQ_INSERT_TAIL(&r->coming, g, entry);
 	restart_free_generation(r, g);

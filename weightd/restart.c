@@ -281,6 +281,7 @@ static int restart_import_one(
 	rc = loader_adopt(r->service->params->loaders[residency->is_foreign ? 0 : slot],
 		g->adopt->record.id, e, residency->is_foreign, ret_err);
 	if (rc < 0) {
+		adopt_forget(g->adopt, i);
 		export_free(e);
 		return rc;
 	}
@@ -341,6 +342,18 @@ static bool restart_is_whole(const struct restart *r, const struct restart_gener
 	return has_first && (has_all || !all);
 }
 
+/* The export for our device of that slot goes. */
+static void restart_forget_export(
+	const struct restart *r, struct restart_generation *g, uint32_t slot)
+{
+	uint32_t found;
+
+	for (uint32_t i = 0; i < g->adopt->record.n_residencies; i++)
+		if (restart_find_device(r, &g->adopt->record.residencies[i], &found) &&
+			found == slot)
+			adopt_forget(g->adopt, i);
+}
+
 bool restart_take_result(struct restart *r, uint32_t loader, const struct loader_result *result)
 {
 	struct restart_generation *g = r ? restart_find_generation(r, result->generation) : NULL;
@@ -360,6 +373,8 @@ bool restart_take_result(struct restart *r, uint32_t loader, const struct loader
 		if (!g->is_corrupt)
 			g->failure = result->err;
 		g->is_corrupt |= result->code == -EBADMSG;
+		restart_forget_export(r, g, slot);
+		export_free(result->export);
 	}
 	if (--g->n_importing > 0)
 		return true;

@@ -367,4 +367,29 @@ def test_successor_does_not_come_back(site):
     way.close()
 
 
+def test_few_descriptors(site):
+    """Where the limit admits what was loaded, it admits its adoption."""
+    n, spare = 40, 12
+    path = os.path.join(site.dir, "small.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "64K", "--embd", "64"],
+                   check=True, timeout=120, stdout=subprocess.DEVNULL)
+    models = [x for i in range(n) for x in ("--model", f"m{i}={path}")]
+    way = Way(site, "keeper", models, model=None)
+    way.start()
+    n_fds = way.daemon.n_fds()
+    way.close()
+    wrapped = ["bash", "-c", f'ulimit -n {n_fds + spare}; exec "$@"', "limited", *way.argv]
+    way.argv = wrapped
+    way.start()
+    before = {m["name"]: m["generations"][0]["id"] for m in site.status()["models"]}
+    check_equal(len(before), n, "models that are loaded")
+    for _ in range(2):
+        way.kill()
+        way.start()
+        after = {m["name"]: (m["generations"][0]["id"], m["generations"][0]["origin"])
+                 for m in site.status()["models"]}
+        check_equal(after, {name: (i, "adopted") for name, i in before.items()}, "generations")
+    way.close()
+
+
 harness.run(globals())

@@ -269,6 +269,15 @@ static void count(const struct stash_name *name, int fd, void *userdata)
 	strcat(userdata, " ");
 }
 
+static uint32_t count_open(void)
+{
+	uint32_t n = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
 static void makes_what_a_load_made(void **state)
 {
 	struct source_account account = {0};
@@ -285,6 +294,7 @@ static void makes_what_a_load_made(void **state)
 	give_all(&l);
 	adopt_visit(l.adopt, count, names);
 	assert_string_equal(names, "g7.file g7.memfd g7.manifest.0 g7.alloc.0.1 ");
+	uint32_t n_open = count_open();
 	assert_int_equal(adopt_make_source(l.adopt, &account, &err, &source), 0);
 	assert_int_equal(source_get_bytes(source), 7);
 	assert_int_equal(source_check(source, &err), 0);
@@ -306,6 +316,12 @@ static void makes_what_a_load_made(void **state)
 	struct stat st;
 	assert_int_equal(fstat(e->allocs[1].main.fd, &st), 0);
 	assert_int_equal(st.st_ino, file_of(l.memory).inode);
+	/* The descriptor for workers is new; the others are those that came, and are still told. */
+	assert_int_equal(count_open(), n_open + 1);
+	assert_int_equal(e->allocs[1].main.fd, l.adopt->residencies[0].fds[1]);
+	names[0] = '\0';
+	adopt_visit(l.adopt, count, names);
+	assert_string_equal(names, "g7.file g7.memfd g7.manifest.0 g7.alloc.0.1 ");
 	free(bits);
 	export_free(e);
 	source_unref(source);
@@ -336,6 +352,9 @@ static void takes_the_opaque_one_beside_a_dma_buf(void **state)
 	assert_int_equal(e->allocs[1].main.inode, file_of(l.opaque).inode);
 	assert_int_equal(e->allocs[1].opaque.fd, -1);
 	export_free(e);
+	adopt_forget(l.adopt, 0);
+	assert_false(adopt_is_whole(l.adopt, 0));
+	assert_int_equal(give(&l, "g7.manifest.0", l.manifest, &err), 0);
 	assert_int_equal(give(&l, "g7.alloc.0.1", l.memory, &err), 0);
 	assert_int_equal(give(&l, "g7.opaque.0.1", l.opaque, &err), 0);
 	assert_int_equal(adopt_make_export(l.adopt, 0, source, &err, &e), 0);
