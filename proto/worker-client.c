@@ -9,6 +9,7 @@
 
 #include "proto/stream.h"
 #include "proto/util/err.h"
+#include "proto/worker-client-sampling.h"
 #include "proto/worker-link.h"
 
 enum {
@@ -289,7 +290,8 @@ int worker_client_append_chat(struct worker_client *c, uint64_t session,
 static int must_check worker_client_send_generate(struct worker_client *c, uint64_t session,
 	const struct worker_client_generate *g, struct err *ret_err, uint64_t *ret_id)
 {
-	Wk__Sampling sampling = WK__SAMPLING__INIT;
+	_cleanup_(worker_client_sampling_fini)
+	struct worker_client_sampling_parts parts = {0};
 	Wk__Generate generate = WK__GENERATE__INIT;
 	Wk__Request request = WK__REQUEST__INIT;
 	ProtobufCBinaryData stop[WORKER_CLIENT_MAX_STOPS];
@@ -300,23 +302,17 @@ static int must_check worker_client_send_generate(struct worker_client *c, uint6
 	for (uint32_t i = 0; i < g->n_stop; i++)
 		stop[i] = (ProtobufCBinaryData){
 			.data = (uint8_t *)g->stop[i], .len = strlen(g->stop[i])};
-	sampling.temperature = g->sampling.temperature;
-	sampling.top_k = g->sampling.top_k;
-	sampling.top_p = g->sampling.top_p;
-	sampling.min_p = g->sampling.min_p;
-	sampling.repeat_penalty = g->sampling.repeat_penalty;
-	sampling.repeat_last_n = g->sampling.repeat_last_n;
-	sampling.seed = g->sampling.seed;
-	sampling.has_seed = g->sampling.has_seed;
+	int r = worker_client_sampling_fill(g, &parts, ret_err, &generate);
+	if (r)
+		return r;
 	generate.session = session;
 	generate.n_predict = g->n_predict;
-	generate.sampling = &sampling;
 	generate.stop = stop;
 	generate.n_stop = g->n_stop;
 	generate.ignore_eos = g->ignore_eos;
 	request.body_case = WK__REQUEST__BODY_GENERATE;
 	request.generate = &generate;
-	int r = worker_link_send(&c->link, &request, ret_err);
+	r = worker_link_send(&c->link, &request, ret_err);
 	if (r == 0)
 		*ret_id = request.id;
 	return r;
@@ -349,7 +345,7 @@ int worker_client_generate(struct worker_client *c, uint64_t session,
 	struct err *ret_err, struct worker_client_finished *ret_finished)
 {
 	bool wanted = true;
-	uint64_t id;
+	uint64_t id = 0;
 	int r = worker_client_send_generate(c, session, g, ret_err, &id);
 
 	while (r == 0) {
@@ -365,10 +361,9 @@ int worker_client_generate(struct worker_client *c, uint64_t session,
 			return err_set(ret_err, EPROTO,
 				"worker: generate: expected a token, found body %d",
 				(int)reply->body_case);
-		const Wk__Token *token = reply->token;
-		if (wanted &&
-			!fn(token->id, token->text.len > 0 ? (const char *)token->text.data : "",
-				(uint32_t)token->text.len, userdata)) {
+		struct worker_client_token token;
+		r = worker_client_sampling_read_token(reply->token, ret_err, &token);
+		if (r == 0 && wanted && !fn(&token, userdata)) {
 			wanted = false;
 			r = worker_link_send_cancel(&c->link, session, ret_err);
 		}

@@ -65,13 +65,30 @@ int must_check worker_client_append_chat(struct worker_client *c, uint64_t sessi
 	const struct worker_client_message *messages, uint32_t n_messages, struct err *ret_err,
 	uint32_t *ret_n_total);
 
+struct worker_client_bias {
+	uint32_t id;
+	float bias;
+};
+
+/* See Sampling in workerd.proto. Lists are borrowed for the call. */
 struct worker_client_sampling {
 	float temperature;
 	uint32_t top_k;
 	float top_p;
 	float min_p;
+	float typical_p;
 	float repeat_penalty;
+	float frequency_penalty;
+	float presence_penalty;
 	uint32_t repeat_last_n;
+	float dry_multiplier;
+	float dry_base;
+	uint32_t dry_allowed_length;
+	uint32_t dry_last_n;
+	const char *const *dry_breakers;
+	uint32_t n_dry_breakers;
+	const struct worker_client_bias *biases;
+	uint32_t n_biases;
 	uint64_t seed;
 	bool has_seed;
 };
@@ -81,6 +98,9 @@ struct worker_client_generate {
 	struct worker_client_sampling sampling;
 	const char *const *stop;
 	uint32_t n_stop;
+	const uint32_t *stop_tokens;
+	uint32_t n_stop_tokens;
+	uint32_t n_logprobs; /* 0: none */
 	bool ignore_eos;
 };
 
@@ -102,12 +122,30 @@ struct worker_client_finished {
 	uint64_t seed;
 };
 
+enum { WORKER_CLIENT_MAX_LOGPROBS = 20 };
+
+struct worker_client_logprob {
+	uint32_t id;
+	float logprob;
+	const char *text;
+	uint32_t n_bytes;
+};
+
+/* See Token in workerd.proto. */
+struct worker_client_token {
+	uint32_t id;
+	const char *text; /* never NULL */
+	uint32_t n_bytes;
+	float logprob; /* where there are top */
+	uint32_t n_top;
+	struct worker_client_logprob top[WORKER_CLIENT_MAX_LOGPROBS];
+};
+
 /*
- * text is borrowed for the call. Returning false cancels the generation: fn is not called again.
+ * token is borrowed for the call. Returning false cancels the generation: fn is not called again.
  * From within, worker_client_cancel is the only call allowed on the client.
  */
-typedef bool (*worker_client_token_fn)(
-	uint32_t id, const char *text, uint32_t n_bytes, void *userdata);
+typedef bool (*worker_client_token_fn)(const struct worker_client_token *token, void *userdata);
 
 /* Streams tokens into fn until Finished. At most 16 stops. */
 int must_check worker_client_generate(struct worker_client *c, uint64_t session,

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "proto/util/err.h"
@@ -19,6 +20,7 @@ void generation_fini(struct generation *g)
 {
 	free(g->text);
 	free(g->ids);
+	json_decref(g->logprobs);
 	*g = (struct generation){0};
 }
 
@@ -36,23 +38,56 @@ static int grow(void **array, uint64_t n_used, uint64_t n, uint64_t size, uint64
 	return 0;
 }
 
-static bool take_token(uint32_t id, const char *text, uint32_t n_bytes, void *userdata)
+/* JSON has no infinity: null. */
+static json_t *pack_logprob(float logprob)
+{
+	return isfinite(logprob) ? json_real((double)logprob) : json_null();
+}
+
+static int add_logprobs(struct generation *g, const struct worker_client_token *token)
+{
+	json_t *top = json_array();
+
+	if (!g->logprobs)
+		g->logprobs = json_array();
+	for (uint32_t i = 0; i < token->n_top; i++) {
+		const struct worker_client_logprob *t = &token->top[i];
+
+		/* A failure leaves a shorter array. */
+		(void)json_array_append_new(
+			top, json_pack("{s:I, s:o, s:o}", "id", (json_int_t)t->id, "logprob",
+				     pack_logprob(t->logprob), "text",
+				     output_string(t->text, t->n_bytes)));
+	}
+	if (json_array_size(top) < token->n_top) {
+		json_decref(top);
+		return -ENOMEM;
+	}
+	json_t *row = json_pack("{s:I, s:o, s:o}", "id", (json_int_t)token->id, "logprob",
+		pack_logprob(token->logprob), "top", top);
+	return json_array_append_new(g->logprobs, row) < 0 ? -ENOMEM : 0;
+}
+
+static bool take_token(const struct worker_client_token *token, void *userdata)
 {
 	struct sink *sink = userdata;
 	struct generation *g = sink->generation;
+	uint32_t n_bytes = token->n_bytes;
 
 	sink->result = grow((void **)&g->ids, g->n_ids, 1, sizeof(*g->ids), &g->n_ids_room);
 	if (sink->result == 0)
 		sink->result = grow((void **)&g->text, g->n_bytes, n_bytes, 1, &g->n_room);
+	if (sink->result == 0 && token->n_top)
+		sink->result = add_logprobs(g, token);
 	if (sink->result < 0)
 		return false;
-	g->ids[g->n_ids++] = id;
+	g->ids[g->n_ids++] = token->id;
 	if (n_bytes)
-		memcpy(g->text + g->n_bytes, text, n_bytes);
+		memcpy(g->text + g->n_bytes, token->text, n_bytes);
 	g->n_bytes += n_bytes;
 	if (!sink->prints || n_bytes == 0)
 		return true;
-	fwrite(text, 1, n_bytes, stdout);
+	fwrite(token->text, 1, n_bytes, stdout);
 	return fflush(stdout) == 0; /* nobody reads any more: cancel */
 }
 
@@ -69,7 +104,13 @@ static void tell_full_context(const struct options *o, const struct worker_clien
 int generation_run(const struct options *o, struct worker_client *c, uint64_t session,
 	struct err *ret_err, struct generation *ret_generation)
 {
-	struct worker_client_generate g = {.n_predict = o->n_predict, .sampling = o->sampling};
+	struct worker_client_generate g = {
+		.n_predict = o->n_predict,
+		.sampling = o->sampling,
+		.stop_tokens = o->stop_tokens,
+		.n_stop_tokens = o->n_stop_tokens,
+		.n_logprobs = o->n_logprobs,
+	};
 	struct sink sink = {.generation = ret_generation, .prints = !o->json};
 	int r = worker_client_generate(
 		c, session, &g, take_token, &sink, ret_err, &ret_generation->finished);
@@ -106,13 +147,14 @@ json_t *generation_json(const struct generation *g)
 
 	/* A string: more than the 53 bits that every JSON reader has. */
 	snprintf(seed, sizeof(seed), "%" PRIu64, f->seed);
-	return json_pack("{s:o, s:o, s:I, s:I, s:I, s:s, s:s, s:{s:f, s:f, s:f, s:f}}", "text",
-		output_string(g->text, g->n_bytes), "tokens", output_ids(g->ids, g->n_ids),
+	/* "logprobs" is left out where there are none. */
+	return json_pack("{s:o, s:o, s:I, s:I, s:I, s:s, s:s, s:{s:f, s:f, s:f, s:f}, s:O*}",
+		"text", output_string(g->text, g->n_bytes), "tokens", output_ids(g->ids, g->n_ids),
 		"prompt_tokens", (json_int_t)f->prompt_tokens, "cached_tokens",
 		(json_int_t)f->cached_tokens, "generated_tokens", (json_int_t)f->generated_tokens,
 		"finish_reason", f->reason == WORKER_CLIENT_STOP ? "stop" : "length", "seed", seed,
 		"timings", "prompt_ms", (double)f->prompt_ns / 1e6, "generate_ms",
 		(double)f->generate_ns / 1e6, "prompt_tokens_per_second",
 		rate(n_computed, f->prompt_ns), "generate_tokens_per_second",
-		rate(n_behind_first, f->generate_ns));
+		rate(n_behind_first, f->generate_ns), "logprobs", g->logprobs);
 }

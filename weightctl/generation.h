@@ -22,6 +22,7 @@ struct generation {
 	uint64_t n_bytes, n_room;
 	uint32_t *ids; /* [n_ids] */
 	uint64_t n_ids, n_ids_room;
+	json_t *logprobs; /* an array of a row for each token; NULL: none were asked for */
 	struct worker_client_finished finished;
 };
 

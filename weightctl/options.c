@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
+#include <math.h>
+#include <string.h>
 
 #include "proto/util/err.h"
 #include "weightctl/number.h"
@@ -23,6 +25,15 @@ enum option_id {
 	TOP_P,
 	MIN_P,
 	REPEAT_PENALTY,
+	TYPICAL_P,
+	FREQUENCY_PENALTY,
+	PRESENCE_PENALTY,
+	DRY_MULTIPLIER,
+	DRY_BASE,
+	DRY_ALLOWED_LENGTH,
+	LOGIT_BIAS,
+	LOGPROBS,
+	STOP_TOKEN,
 	SEED,
 };
 
@@ -41,6 +52,15 @@ static const struct option long_options[] = {
 	{"top-p", required_argument, NULL, TOP_P},
 	{"min-p", required_argument, NULL, MIN_P},
 	{"repeat-penalty", required_argument, NULL, REPEAT_PENALTY},
+	{"typical-p", required_argument, NULL, TYPICAL_P},
+	{"frequency-penalty", required_argument, NULL, FREQUENCY_PENALTY},
+	{"presence-penalty", required_argument, NULL, PRESENCE_PENALTY},
+	{"dry-multiplier", required_argument, NULL, DRY_MULTIPLIER},
+	{"dry-base", required_argument, NULL, DRY_BASE},
+	{"dry-allowed-length", required_argument, NULL, DRY_ALLOWED_LENGTH},
+	{"logit-bias", required_argument, NULL, LOGIT_BIAS},
+	{"logprobs", required_argument, NULL, LOGPROBS},
+	{"stop-token", required_argument, NULL, STOP_TOKEN},
 	{"seed", required_argument, NULL, SEED},
 	{NULL, 0, NULL, 0},
 };
@@ -53,9 +73,76 @@ static int usage(int r, const char *name, const char *expected, const char *foun
 	return OPTIONS_USAGE;
 }
 
+static const char count[] = "a whole number below 2^32", share[] = "a number from 0 to 1";
+static const char positive[] = "a number of at least 0", penalty[] = "a number from -100 to 100";
+
+static int add_bias(struct options *o, const char *name, const char *text, struct err *e)
+{
+	struct worker_client_sampling *s = &o->sampling;
+	struct worker_client_bias bias;
+	const char *equals = strchr(text, '=');
+	char id[16];
+	int r = -EINVAL;
+
+	if (equals && (size_t)(equals - text) < sizeof(id)) {
+		memcpy(id, text, (size_t)(equals - text));
+		id[equals - text] = '\0';
+		r = number_parse_u32(id, &bias.id);
+	}
+	if (r == 0)
+		r = number_parse_f32(equals + 1, -INFINITY, FLT_MAX, &bias.bias);
+	if (r)
+		return usage(r, name, "ID=BIAS, a token's id and a number or -inf", text, e);
+	struct worker_client_bias *biases =
+		reallocarray(o->biases, (size_t)s->n_biases + 1, sizeof(*biases));
+	if (!biases)
+		return -ENOMEM;
+	biases[s->n_biases++] = bias;
+	s->biases = o->biases = biases;
+	return 0;
+}
+
+static int add_stop_token(struct options *o, const char *name, const char *text, struct err *e)
+{
+	uint32_t id;
+	int r = usage(number_parse_u32(text, &id), name, "a token's id", text, e);
+
+	if (r)
+		return r;
+	uint32_t *ids = reallocarray(o->stop_tokens, (size_t)o->n_stop_tokens + 1, sizeof(*ids));
+	if (!ids)
+		return -ENOMEM;
+	ids[o->n_stop_tokens++] = id;
+	o->stop_tokens = ids;
+	return 0;
+}
+
+static int set_penalty(struct options *o, int id, const char *name, const char *text, struct err *e)
+{
+	struct worker_client_sampling *s = &o->sampling;
+
+	switch (id) {
+	case REPEAT_PENALTY:
+		return usage(number_parse_f32(text, 0, FLT_MAX, &s->repeat_penalty), name, positive,
+			text, e);
+	case FREQUENCY_PENALTY:
+		return usage(number_parse_f32(text, -100, 100, &s->frequency_penalty), name,
+			penalty, text, e);
+	case PRESENCE_PENALTY:
+		return usage(number_parse_f32(text, -100, 100, &s->presence_penalty), name, penalty,
+			text, e);
+	case DRY_MULTIPLIER:
+		return usage(number_parse_f32(text, 0, FLT_MAX, &s->dry_multiplier), name, positive,
+			text, e);
+	case DRY_BASE:
+		return usage(number_parse_f32(text, 1, FLT_MAX, &s->dry_base), name,
+			"a number of at least 1", text, e);
+	default: return usage(number_parse_u32(text, &s->dry_allowed_length), name, count, text, e);
+	}
+}
+
 static int set_number(struct options *o, int id, const char *name, const char *text, struct err *e)
 {
-	static const char count[] = "a whole number below 2^32", share[] = "a number from 0 to 1";
 	struct worker_client_sampling *s = &o->sampling;
 
 	switch (id) {
@@ -65,17 +152,20 @@ static int set_number(struct options *o, int id, const char *name, const char *t
 		return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
 	case TOP_K: return usage(number_parse_u32(text, &s->top_k), name, count, text, e);
 	case TEMP:
-		return usage(number_parse_f32(text, 0, FLT_MAX, &s->temperature), name,
-			"a number of at least 0", text, e);
+		return usage(number_parse_f32(text, 0, FLT_MAX, &s->temperature), name, positive,
+			text, e);
 	case TOP_P: return usage(number_parse_f32(text, 0, 1, &s->top_p), name, share, text, e);
 	case MIN_P: return usage(number_parse_f32(text, 0, 1, &s->min_p), name, share, text, e);
-	case REPEAT_PENALTY:
-		return usage(number_parse_f32(text, 0, FLT_MAX, &s->repeat_penalty), name,
-			"a number of at least 0", text, e);
-	default:
+	case TYPICAL_P:
+		return usage(number_parse_f32(text, 0, 1, &s->typical_p), name, share, text, e);
+	case LOGIT_BIAS: return add_bias(o, name, text, e);
+	case STOP_TOKEN: return add_stop_token(o, name, text, e);
+	case LOGPROBS: return usage(number_parse_u32(text, &o->n_logprobs), name, count, text, e);
+	case SEED:
 		s->has_seed = true;
 		return usage(number_parse_u64(text, &s->seed), name, "a whole number below 2^64",
 			text, e);
+	default: return set_penalty(o, id, name, text, e);
 	}
 }
 
@@ -127,7 +217,10 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 	}
 	while (optind < argc)
 		add_argument(o, argv[optind++]);
-	return 0;
+	if (!o->n_logprobs || o->json)
+		return 0;
+	(void)err_set(ret_err, EINVAL, "--logprobs: expected --json with it, which shows them");
+	return OPTIONS_USAGE;
 }
 
 int options_parse(int argc, char **argv, struct err *ret_err, struct options *ret_options)
@@ -148,6 +241,10 @@ int options_parse(int argc, char **argv, struct err *ret_err, struct options *re
 void options_fini(struct options *o)
 {
 	free(o->args);
+	free(o->biases);
+	free(o->stop_tokens);
 	o->args = NULL;
+	o->biases = NULL;
+	o->stop_tokens = NULL;
 	o->n_args = 0;
 }

@@ -26,6 +26,10 @@ struct options {
 	bool version;
 	uint32_t n_predict; /* 0: until the model ends */
 	struct worker_client_sampling sampling;
+	struct worker_client_bias *biases; /* sampling's, the array is owned */
+	uint32_t *stop_tokens;             /* [n_stop_tokens], owned */
+	uint32_t n_stop_tokens;
+	uint32_t n_logprobs; /* 0: none; only with json */
 	const char *command; /* NULL: none was given */
 	char **args;         /* [n_args], what stood behind the command; the array is owned */
 	uint32_t n_args;

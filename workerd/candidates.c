@@ -3,9 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
-
-/* A nucleus, mostly small, is looked for among so many, then in ever more. */
-enum { FIRST_NUCLEUS = 128, NUCLEUS_GROWTH = 8 };
+#include <stdbool.h>
 
 int candidates_init(struct candidates *c, uint32_t n_vocab)
 {
@@ -49,17 +47,6 @@ static void rise(struct candidate *heap, uint64_t at, struct candidate c)
 	heap[at] = c;
 }
 
-/* A heap becomes a list, best first. */
-static void sort_heap(struct candidate *heap, uint32_t n)
-{
-	while (n > 1) {
-		struct candidate last = heap[--n];
-
-		heap[n] = heap[0];
-		sink(heap, n, last);
-	}
-}
-
 void candidates_take_best(struct candidates *c, const float *logits, uint32_t n)
 {
 	struct candidate *heap = c->list;
@@ -78,9 +65,7 @@ void candidates_take_best(struct candidates *c, const float *logits, uint32_t n)
 		else
 			sink(heap, n, one);
 	}
-	sort_heap(heap, n_heap);
 	c->n = n_heap;
-	c->is_sorted = true;
 }
 
 void candidates_take_all(struct candidates *c, const float *logits)
@@ -92,30 +77,13 @@ void candidates_take_all(struct candidates *c, const float *logits)
 			c->list[n++] =
 				(struct candidate){.logit = logits[i], .key = logits[i], .id = i};
 	c->n = n;
-	c->is_sorted = false;
-}
-
-/* Moves the n best of list[0..n_all) by their keys to its front, best first. */
-static void select_front(struct candidate *list, uint32_t n_all, uint32_t n)
-{
-	for (uint32_t i = 1; i < n; i++)
-		rise(list, i, list[i]);
-	for (uint32_t i = n; i < n_all; i++) {
-		struct candidate one = list[i];
-
-		if (!is_worse(&list[0], &one))
-			continue;
-		list[i] = list[0];
-		sink(list, n, one);
-	}
-	sort_heap(list, n);
 }
 
 static float find_largest(const struct candidates *c)
 {
 	float largest = c->list[0].logit;
 
-	for (uint32_t i = 1; i < c->n && !c->is_sorted; i++)
+	for (uint32_t i = 1; i < c->n; i++)
 		if (c->list[i].logit > largest)
 			largest = c->list[i].logit;
 	return largest;
@@ -135,25 +103,50 @@ static double weigh(struct candidates *c, float largest, float temperature)
 	return sum;
 }
 
-/* Leaves the fewest best by key whose weights reach wanted, best first; all where none do. */
-static void cut_behind(struct candidates *c, double wanted, bool is_in_order)
+static void swap(struct candidate *a, struct candidate *b)
 {
-	for (uint64_t n_best = FIRST_NUCLEUS;; n_best *= NUCLEUS_GROWTH) {
-		uint32_t n = is_in_order || n_best > c->n ? c->n : (uint32_t)n_best;
-		double reached = 0;
+	struct candidate c = *a;
 
-		if (!is_in_order)
-			select_front(c->list, c->n, n);
-		for (uint32_t i = 0; i < n; i++) {
-			reached += (double)c->list[i].weight;
-			if (reached >= wanted) {
-				c->n = i + 1;
-				return;
-			}
+	*a = *b;
+	*b = c;
+}
+
+/*
+ * Moves the best by key to the front, as few as have weights of wanted together, and drops the
+ * others. Quickselect (Hoare, 1961) with a weight in the place of a rank: no sort, and on average
+ * linear. The last one to stay is in list[first..end); what stands before it has been subtracted.
+ */
+static void cut_behind(struct candidates *c, double wanted)
+{
+	struct candidate *list = c->list;
+	uint32_t first = 0, end = c->n, random = 1;
+
+	while (end - first > 1) {
+		random = random * 1664525u + 1013904223u;
+		uint32_t at = first + (uint32_t)((uint64_t)random * (end - first) >> 32);
+		uint32_t n_better = first;
+		double weight = 0;
+
+		swap(&list[at], &list[end - 1]);
+		const struct candidate pivot = list[end - 1];
+		for (uint32_t i = first; i < end - 1; i++) {
+			if (is_worse(&list[i], &pivot))
+				continue;
+			weight += (double)list[i].weight;
+			swap(&list[i], &list[n_better++]);
 		}
-		if (n == c->n)
-			return;
+		swap(&list[n_better], &list[end - 1]);
+		if (weight >= wanted) {
+			end = n_better;
+		} else if (weight + (double)pivot.weight >= wanted) {
+			end = n_better + 1;
+			break;
+		} else {
+			wanted -= weight + (double)pivot.weight;
+			first = n_better + 1;
+		}
 	}
+	c->n = end;
 }
 
 void candidates_cut_typical(struct candidates *c, float share)
@@ -172,8 +165,7 @@ void candidates_cut_typical(struct candidates *c, float share)
 
 		c->list[i].key = (float)-fabs(entropy + log_p);
 	}
-	cut_behind(c, (double)share * sum, false);
-	c->is_sorted = false;
+	cut_behind(c, (double)share * sum);
 	for (uint32_t i = 0; i < c->n; i++)
 		c->list[i].key = c->list[i].logit;
 }
@@ -182,8 +174,7 @@ void candidates_cut_top_p(struct candidates *c, float share)
 {
 	double sum = weigh(c, find_largest(c), 1);
 
-	cut_behind(c, (double)share * sum, c->is_sorted);
-	c->is_sorted = true;
+	cut_behind(c, (double)share * sum);
 }
 
 void candidates_cut_min_p(struct candidates *c, float share)

@@ -8,14 +8,13 @@
  * Of equal ones the lowest id is the better. Nothing sorts more than it has to keep, and only
  * taking them needs logits. One thread at a time; no allocation but in init.
  */
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
 
 struct candidate {
 	float logit;
-	float key;    /* what select goes by: more is better */
+	float key;    /* what is better has more */
 	float weight; /* softmax without its divisor */
 	uint32_t id;
 };
@@ -25,13 +24,12 @@ struct candidates {
 	struct candidate *list; /* [n_vocab], n in use */
 	uint32_t n;
 	uint32_t n_vocab;
-	bool is_sorted; /* by logit, best first */
 };
 
 int must_check candidates_init(struct candidates *c, uint32_t n_vocab);
 void candidates_fini(struct candidates *c);
 
-/* Begin anew with the n best, best first (top-k), or all, by id; finite logits alone. [n_vocab] */
+/* Begin anew with the n best (top-k), or all; finite logits alone. logits: [n_vocab] f32 */
 void candidates_take_best(struct candidates *c, const float *logits, uint32_t n);
 void candidates_take_all(struct candidates *c, const float *logits);
 

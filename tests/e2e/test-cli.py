@@ -50,6 +50,8 @@ def test_wrong_usage_is_2(site):
         ("WEIGHTCTL_BIN", "ask", "x", "--temp", "warm"),
         ("WEIGHTCTL_BIN", "ask", "x", "--temp", "-1"),
         ("WEIGHTCTL_BIN", "ask", "x", "--n-predict", "1e3x"),
+        ("WEIGHTCTL_BIN", "ask", "x", "--logit-bias", "7"),
+        ("WEIGHTCTL_BIN", "ask", "x", "--logprobs", "3"),
         ("WEIGHTCTL_BIN", "detokenize", "twelve"),
     ]
     for case in cases:
@@ -90,6 +92,37 @@ def test_ask_and_complete(site):
     drawn = [site.ctl("complete", "The", "--temp", "1.5", "--top-k", "40", "--top-p", "0.95",
                       "--seed", "7", "--n-predict", "12", worker=worker).out for _ in range(2)]
     check_equal(drawn[0], drawn[1], "seed 7 twice")
+
+
+def test_logprobs_bias_and_stop_tokens(site):
+    site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo")
+    plain = site.ctl("ask", QUESTION, "--json", worker=worker).json()
+    check("logprobs" not in plain, f"{plain}: nobody asked for logprobs")
+    told = site.ctl("ask", QUESTION, "--json", "--logprobs", "2", worker=worker).json()
+    check_equal([row["id"] for row in told["logprobs"]], plain["tokens"], "ids of logprobs")
+    for row in told["logprobs"]:
+        check_keys(row, ["id", "logprob", "top"], "logprobs")
+        check_equal((len(row["top"]), row["top"][0]["id"], row["top"][0]["logprob"]),
+                    (2, row["id"], row["logprob"]), "the likeliest")
+        check(row["top"][1]["logprob"] <= row["logprob"] <= 0, f"{row}")
+    check_equal("".join(row["top"][0]["text"] for row in told["logprobs"]), plain["text"], "text")
+    third = plain["tokens"][2]
+    cut = site.ctl("ask", QUESTION, "--json", "--stop-token", third, worker=worker).json()
+    check_equal((cut["tokens"], cut["finish_reason"]), (plain["tokens"][:3], "stop"), "stop token")
+    other = site.ctl("ask", QUESTION, "--json", "--logit-bias", f"{third}=-inf", "--n-predict",
+                     "20", worker=worker).json()
+    check(third not in other["tokens"], f"{third} in {other['tokens']}")
+    same = site.ctl("complete", "The", "--logit-bias", f"{third}=100", "--n-predict", "4",
+                    "--frequency-penalty", "0.1", "--presence-penalty", "0.1", "--typical-p", "0.9",
+                    "--json", worker=worker).json()
+    check_equal(same["tokens"], [third] * 4, "a bias of 100")
+    wrong = site.ctl("ask", QUESTION, "--json", "--logprobs", "21", status=1, worker=worker)
+    check("20" in wrong.err and len(wrong.err.splitlines()) == 1, f"{wrong}: one line")
+    drawn = [site.ctl("complete", "The", "--dry-multiplier", "0.8", "--dry-base", "2",
+                      "--dry-allowed-length", "1", "--temp", "1", "--seed", "1", "--n-predict",
+                      "30", worker=worker).out for _ in range(2)]
+    check_equal(drawn[0], drawn[1], "seed 1 under DRY twice")
 
 
 def test_tokenize_and_back(site):

@@ -50,10 +50,30 @@ def fields(data):
     at = 0
     while at < len(data):
         key, at = take_varint(data, at)
-        value, at = take_varint(data, at)
+        if key & 7 == 5:
+            value, at = struct.unpack("<f", data[at:at + 4])[0], at + 4
+        else:
+            value, at = take_varint(data, at)
         if key & 7 == 2:
             value, at = data[at:at + value], at + value
         found[key >> 3] = value
+    return found
+
+
+def repeated(data, number):
+    """All values of one field of a protobuf message, in order."""
+    found = []
+    at = 0
+    while at < len(data):
+        key, at = take_varint(data, at)
+        if key & 7 == 5:
+            value, at = data[at:at + 4], at + 4
+        else:
+            value, at = take_varint(data, at)
+        if key & 7 == 2:
+            value, at = data[at:at + value], at + value
+        if key >> 3 == number:
+            found.append(value)
     return found
 
 
@@ -78,9 +98,13 @@ def sampling(temperature=0.0, seed=None, **more):
     body = field(1, float(temperature))
     if seed is not None:
         body += field(7, seed) + field(8, 1)
-    for number, name in (2, "top_k"), (3, "top_p"), (5, "repeat_penalty"):
-        if name in more:
-            body += field(number, more[name])
+    names = {"top_k": 2, "top_p": 3, "repeat_penalty": 5, "repeat_last_n": 6, "typical_p": 9,
+             "frequency_penalty": 10, "presence_penalty": 11, "dry_multiplier": 12,
+             "dry_base": 13, "dry_allowed_length": 14, "dry_last_n": 15}
+    body += b"".join(field(number, more[name]) for name, number in names.items() if name in more)
+    body += b"".join(field(16, breaker) for breaker in more.get("dry_breakers", ()))
+    for id_, bias in more.get("logit_bias", ()):
+        body += field(17, field(1, id_) + field(2, float(bias)))
     return body
 
 
@@ -132,12 +156,17 @@ class Connection:
             data += more
         return data
 
-    def receive(self):
-        """(id, kind, fields) of the next reply."""
+    def receive_body(self):
+        """(id, kind, bytes) of the next reply."""
         n_bytes, = struct.unpack("<I", self.receive_bytes(4))
         reply = fields(self.receive_bytes(n_bytes))
         kind = next(k for k in reply if k != 1)
-        return reply.get(1, 0), kind, fields(reply[kind])
+        return reply.get(1, 0), kind, reply[kind]
+
+    def receive(self):
+        """(id, kind, fields) of the next reply."""
+        id_, kind, body = self.receive_body()
+        return id_, kind, fields(body)
 
     def call(self, kind, body=b""):
         """(kind, fields) of the one answer; Refused where it is an Error."""
@@ -167,11 +196,11 @@ class Connection:
         chat = field(1, field(1, "user") + field(2, content)) + field(2, 1)
         return self.call(APPEND, field(1, session) + field(4, chat))[1].get(2, 0)
 
-    def generate(self, session, n_predict=0, how=None, stop=(), ignore_eos=False):
+    def generate(self, session, n_predict=0, how=None, stop=(), ignore_eos=False, more=b""):
         """Sends Generate and returns its id; receive or finish takes what comes."""
         body = field(1, session) + field(2, n_predict) + field(3, how or sampling())
         body += b"".join(field(4, s) for s in stop) + field(5, int(ignore_eos))
-        return self.send(GENERATE, body)
+        return self.send(GENERATE, body + more)
 
     def finish(self, id_):
         """(ids, text, Finished) of the generation id_."""

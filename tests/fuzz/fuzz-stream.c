@@ -35,15 +35,18 @@ static void send_welcome(int sock)
 	check(stream_send(sock, message, (uint32_t)n) == 0);
 }
 
-/* Touches the text; cancels after some tokens. */
-static bool count_token(uint32_t id, const char *text, uint32_t n_bytes, void *userdata)
+/* Touches the texts; cancels after some tokens. */
+static bool count_token(const struct worker_client_token *token, void *userdata)
 {
 	unsigned *n = userdata;
 
-	for (uint32_t i = 0; i < n_bytes; i++)
-		*n += text[i] == '\n';
+	for (uint32_t i = 0; i < token->n_bytes; i++)
+		*n += token->text[i] == '\n';
+	for (uint32_t k = 0; k < token->n_top; k++)
+		for (uint32_t i = 0; i < token->top[k].n_bytes; i++)
+			*n += token->top[k].text[i] == '\n';
 	*n += 1;
-	return id % 7 != 3;
+	return token->id % 7 != 3;
 }
 
 static int call(struct worker_client *c, unsigned which, struct err *ret_err)

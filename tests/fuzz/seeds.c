@@ -260,6 +260,7 @@ static void add_message(struct stream_seed *s, uint64_t id, Wk__Reply__BodyCase 
 static void write_generate_seeds(void)
 {
 	Wk__Token token = WK__TOKEN__INIT;
+	Wk__Logprob best = WK__LOGPROB__INIT, *top[] = {&best, &best};
 	Wk__Finished finished = WK__FINISHED__INIT;
 	Wk__Error error = WK__ERROR__INIT;
 	Wk__Done done = WK__DONE__INIT;
@@ -285,6 +286,14 @@ static void write_generate_seeds(void)
 	error.text = (char *)"session 2: unknown";
 	add_message(&s, 2, WK__REPLY__BODY_ERROR, &error);
 	write_seed("stream", "refusal", s.data, s.n);
+	token.top = top;
+	token.n_top = 2;
+	token.logprob = -0.5f;
+	best.text = (ProtobufCBinaryData){.len = 2, .data = (uint8_t *)"a\n"};
+	s.n = 1;
+	add_message(&s, 2, WK__REPLY__BODY_TOKEN, &token);
+	add_message(&s, 2, WK__REPLY__BODY_FINISHED, &finished);
+	write_seed("stream", "logprobs", s.data, s.n);
 	write_seed("stream", "length-0", "\x00\x00\x00\x00\x00", 5);
 	write_seed("stream", "length-2g", "\x00\x00\x00\x00\x80", 5);
 	write_seed("stream", "length-max", "\x00\xff\xff\xff\xff", 5);
@@ -375,6 +384,47 @@ static void write_append_seeds(void)
 	write_request("detokenize", WK__REQUEST__BODY_DETOKENIZE, &detokenize);
 }
 
+static void write_sampling_seeds(void)
+{
+	Wk__Sampling sampling = WK__SAMPLING__INIT;
+	Wk__Generate generate = WK__GENERATE__INIT;
+	Wk__LogitBias bias = WK__LOGIT_BIAS__INIT, *biases[] = {&bias, &bias};
+	ProtobufCBinaryData breakers[] = {{.len = 1, .data = (uint8_t *)"\n"},
+		{.len = 41, .data = (uint8_t *)"12345678901234567890123456789012345678901"}};
+	uint32_t ids[17] = {1, 300, 70000};
+
+	generate.session = 1;
+	generate.sampling = &sampling;
+	generate.logprobs = 20;
+	generate.stop_tokens = ids;
+	generate.n_stop_tokens = 3;
+	sampling.temperature = 0.7f;
+	sampling.typical_p = 0.9f;
+	sampling.frequency_penalty = 0.5f;
+	sampling.presence_penalty = -0.5f;
+	sampling.dry_multiplier = 0.8f;
+	sampling.dry_base = 1.75f;
+	sampling.dry_allowed_length = 2;
+	sampling.dry_last_n = 100;
+	sampling.dry_breakers = breakers;
+	sampling.n_dry_breakers = 1;
+	sampling.logit_bias = biases;
+	sampling.n_logit_bias = 2;
+	bias.id = 300;
+	bias.bias = -1;
+	write_request("generate-sampling", WK__REQUEST__BODY_GENERATE, &generate);
+	sampling.n_dry_breakers = 2;
+	write_request("generate-long-breaker", WK__REQUEST__BODY_GENERATE, &generate);
+	breakers[0].len = 0;
+	sampling.n_dry_breakers = 1;
+	write_request("generate-no-breaker", WK__REQUEST__BODY_GENERATE, &generate);
+	generate.logprobs = 21;
+	write_request("generate-21-logprobs", WK__REQUEST__BODY_GENERATE, &generate);
+	generate.logprobs = 0;
+	generate.n_stop_tokens = 17;
+	write_request("generate-17-stop-tokens", WK__REQUEST__BODY_GENERATE, &generate);
+}
+
 static void write_other_request_seeds(void)
 {
 	Wk__Hello hello = WK__HELLO__INIT;
@@ -460,6 +510,7 @@ int main(int argc, char **argv)
 	write_generate_seeds();
 	write_other_stream_seeds();
 	write_append_seeds();
+	write_sampling_seeds();
 	write_other_request_seeds();
 	write_scan_seeds();
 	return 0;

@@ -139,6 +139,35 @@ static void test_places(void **state)
 	options_fini(&o);
 }
 
+static void test_sampling(void **state)
+{
+	(void)state;
+	struct options o;
+
+	assert_int_equal(
+		PARSE(NULL, &o, "ask", "x", "--logit-bias", "7=-inf", "--logit-bias=8=1.5",
+			"--stop-token", "3", "--stop-token", "4", "--logprobs", "5", "--json"),
+		0);
+	assert_int_equal(o.sampling.n_biases, 2);
+	assert_int_equal(o.sampling.biases[0].id, 7);
+	assert_true(o.sampling.biases[0].bias == -INFINITY);
+	assert_int_equal(o.sampling.biases[1].id, 8);
+	assert_true(o.sampling.biases[1].bias == 1.5f);
+	assert_int_equal(o.n_stop_tokens, 2);
+	assert_int_equal(o.stop_tokens[1], 4);
+	assert_int_equal(o.n_logprobs, 5);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "ask", "x", "--typical-p", "0.5", "--frequency-penalty",
+				 "-2", "--presence-penalty", "0.25", "--dry-multiplier", "0.8",
+				 "--dry-base", "1.5", "--dry-allowed-length", "3"),
+		0);
+	assert_true(o.sampling.typical_p == 0.5f && o.sampling.frequency_penalty == -2);
+	assert_true(o.sampling.presence_penalty == 0.25f && o.sampling.dry_multiplier == 0.8f);
+	assert_true(o.sampling.dry_base == 1.5f && o.sampling.dry_allowed_length == 3);
+	options_fini(&o);
+}
+
 static void test_wrong_usage(void **state)
 {
 	(void)state;
@@ -156,6 +185,20 @@ static void test_wrong_usage(void **state)
 		{"ask", "--n-predict", "1e3x"},
 		{"ask", "--top-k", "4294967296"},
 		{"ask", "--seed", "-1"},
+		{"ask", "--typical-p", "1.5"},
+		{"ask", "--frequency-penalty", "101"},
+		{"ask", "--presence-penalty", "nan"},
+		{"ask", "--dry-multiplier", "-1"},
+		{"ask", "--dry-base", "0.5"},
+		{"ask", "--dry-allowed-length", "two"},
+		{"ask", "--logit-bias", "7"},
+		{"ask", "--logit-bias", "=1"},
+		{"ask", "--logit-bias", "7="},
+		{"ask", "--logit-bias", "7=inf"},
+		{"ask", "--logit-bias", "7=nan"},
+		{"ask", "--logit-bias", "77777777777777777=1"},
+		{"ask", "--stop-token", "-1"},
+		{"ask", "--logprobs", "3"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
@@ -174,6 +217,7 @@ int main(void)
 		CASE(test_integers),
 		CASE(test_decimals),
 		CASE(test_places),
+		CASE(test_sampling),
 		CASE(test_wrong_usage),
 	};
 

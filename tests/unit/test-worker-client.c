@@ -2,6 +2,7 @@
 #include "tests/case.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -282,15 +283,16 @@ struct heard {
 	char text[64];
 	int n;
 	int n_wanted; /* then false; 0: all */
+	struct worker_client_token last;
 };
 
-static bool hear(uint32_t id, const char *text, uint32_t n_bytes, void *userdata)
+static bool hear(const struct worker_client_token *token, void *userdata)
 {
 	struct heard *heard = userdata;
 	struct err e = ERR_NULL;
 
-	(void)id;
-	strncat(heard->text, text, n_bytes);
+	strncat(heard->text, token->text, token->n_bytes);
+	heard->last = *token;
 	heard->n++;
 	if (heard->client)
 		assert_int_equal(worker_client_cancel(heard->client, 77, &e), 0);
@@ -331,6 +333,76 @@ static void generates(void **state)
 	assert_int_equal(r->generate->stop[1].len, 3);
 	wk__request__free_unpacked(r, NULL);
 	close_client(c);
+}
+
+/* What is asked of sampling arrives, and what a token says of it comes back. */
+static void asks_for_logprobs(void **state)
+{
+	static const struct worker_client_bias biases[] = {{5, -INFINITY}, {6, 1.5f}};
+	static const char *const breakers[] = {"", "\n"};
+	static const uint32_t stop_tokens[] = {3, 4};
+	const struct worker_client_generate g = {
+		.sampling = {.typical_p = 0.25f,
+			.frequency_penalty = 1,
+			.presence_penalty = 2,
+			.dry_multiplier = 3,
+			.dry_base = 4,
+			.dry_allowed_length = 5,
+			.dry_last_n = 6,
+			.dry_breakers = breakers,
+			.n_dry_breakers = 2,
+			.biases = biases,
+			.n_biases = 2},
+		.stop_tokens = stop_tokens,
+		.n_stop_tokens = 2,
+		.n_logprobs = 2,
+	};
+	Wk__Logprob rows[21], *list[21];
+	struct worker_client *c = open_client();
+	struct worker_client_finished f;
+	struct heard heard = {0};
+	struct err e = ERR_NULL;
+	Wk__Token t = WK__TOKEN__INIT;
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		rows[i] = (Wk__Logprob)WK__LOGPROB__INIT;
+		list[i] = &rows[i];
+	}
+	t.id = 7;
+	t.logprob = -0.25f;
+	t.n_top = 2;
+	t.top = list;
+	rows[0].id = 8;
+	rows[0].logprob = -0.125f;
+	rows[1].text = (ProtobufCBinaryData){.data = (uint8_t *)"ab", .len = 2};
+	reply(2, WK__REPLY__BODY_TOKEN, &t);
+	reply_finished(2, WORKER_CLIENT_STOP);
+	assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), 0);
+	assert_true(heard.last.logprob == -0.25f && heard.last.top[0].logprob == -0.125f);
+	assert_int_equal(heard.last.n_top, 2);
+	assert_int_equal(heard.last.top[0].id, 8);
+	assert_int_equal(heard.last.top[0].n_bytes, 0);
+	assert_int_equal(heard.last.top[1].n_bytes, 2);
+	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
+	const Wk__Sampling *s = r->generate->sampling;
+	assert_true(s->typical_p == 0.25f && s->frequency_penalty == 1 && s->presence_penalty == 2);
+	assert_true(s->dry_multiplier == 3 && s->dry_base == 4);
+	assert_true(s->dry_allowed_length == 5 && s->dry_last_n == 6);
+	assert_true(s->n_dry_breakers == 2 && s->dry_breakers[1].len == 1);
+	assert_true(s->n_logit_bias == 2 && s->logit_bias[0]->id == 5);
+	assert_true(isinf(s->logit_bias[0]->bias) && s->logit_bias[1]->bias == 1.5f);
+	assert_true(r->generate->n_stop_tokens == 2 && r->generate->stop_tokens[1] == 4);
+	assert_int_equal(r->generate->logprobs, 2);
+	wk__request__free_unpacked(r, NULL);
+
+	/* More than can have been asked for. */
+	t.n_top = ARRAY_SIZE(rows);
+	reply(3, WK__REPLY__BODY_TOKEN, &t);
+	assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), -EPROTO);
+	assert_string_equal(e.text, "worker: token: expected at most 20 likeliest, found 21");
+	worker_client_free(c);
+	close(peer);
 }
 
 /* The Cancel's own answer may come before or after Finished; tokens on their way are dropped. */
@@ -611,6 +683,7 @@ int main(void)
 		CASE(handles_sessions),
 		CASE(appends),
 		CASE(generates),
+		CASE(asks_for_logprobs),
 		CASE(cancels),
 		CASE(cancels_others_from_within),
 		CASE(refuses_bad_generations),
