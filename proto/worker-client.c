@@ -9,6 +9,7 @@
 
 #include "proto/stream.h"
 #include "proto/util/err.h"
+#include "proto/worker-client-memory.h"
 #include "proto/worker-client-sampling.h"
 #include "proto/worker-link.h"
 
@@ -461,7 +462,6 @@ static int must_check worker_client_read_status(
 		.generation = m->generation,
 		.software = m->software,
 		.weights_bytes = m->weights_bytes,
-		.n_roles = (uint32_t)m->n_roles,
 		.n_sessions = m->n_sessions,
 		.max_sessions = m->max_sessions,
 		.n_ctx = m->n_ctx,
@@ -480,22 +480,11 @@ static int must_check worker_client_read_status(
 		return err_set(ret_err, EPROTO,
 			"worker: status: expected at most %zu placements, found %zu",
 			ARRAY_SIZE(s.placed_weights), m->n_placed_weights);
-	if (m->n_roles > ARRAY_SIZE(s.roles))
-		return err_set(ret_err, EPROTO,
-			"worker: status: expected at most %zu roles, found %zu",
-			ARRAY_SIZE(s.roles), m->n_roles);
 	int r = worker_client_copy("model", m->model, sizeof(s.model), ret_err, s.model);
 	if (r == 0)
 		r = worker_client_copy("device", m->device, sizeof(s.device), ret_err, s.device);
-	for (uint32_t i = 0; r == 0 && i < s.n_roles; i++) {
-		struct worker_client_role *role = &s.roles[i];
-
-		role->requested_bytes = m->roles[i]->requested_bytes;
-		role->placed_bytes = m->roles[i]->placed_bytes;
-		role->spilled_bytes = m->roles[i]->spilled_bytes;
-		r = worker_client_copy(
-			"role", m->roles[i]->name, sizeof(role->name), ret_err, role->name);
-	}
+	if (r == 0)
+		r = worker_client_memory_read(m, ret_err, &s);
 	for (uint32_t i = 0; r == 0 && i < s.n_placed_weights; i++) {
 		struct worker_client_placed *p = &s.placed_weights[i];
 

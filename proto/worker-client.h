@@ -165,11 +165,70 @@ int must_check worker_client_tokenize(struct worker_client *c, const char *text,
 int must_check worker_client_detokenize(struct worker_client *c, const uint32_t *ids,
 	uint32_t n_ids, struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes);
 
+enum {
+	WORKER_CLIENT_MAX_ROLES = 8,
+	WORKER_CLIENT_MAX_HEAPS = 16,
+	WORKER_CLIENT_MAX_SLICES = 64,
+};
+
+/* See RoleHeap, Role, Heap and Slice in workerd.proto. */
+struct worker_client_role_heap {
+	uint32_t heap;
+	uint64_t requested_bytes;
+	uint64_t placed_bytes;
+	uint64_t spilled_bytes;
+	uint64_t imported_bytes;
+	uint64_t peak_bytes;
+};
+
 struct worker_client_role {
 	char name[32];
 	uint64_t requested_bytes;
 	uint64_t placed_bytes;
 	uint64_t spilled_bytes;
+	uint64_t imported_bytes;
+	uint64_t peak_bytes;
+	uint64_t n_spills;
+	uint32_t n_heaps;
+	struct worker_client_role_heap heaps[WORKER_CLIENT_MAX_HEAPS];
+};
+
+struct worker_client_heap {
+	uint64_t n_bytes;
+	bool device_local;
+	uint64_t budget_bytes;
+	uint64_t usage_bytes;
+};
+
+struct worker_client_slice {
+	char name[48];
+	char role[32];
+	uint32_t n;
+	uint64_t n_bytes;
+	uint64_t total_bytes;
+	uint32_t heap;
+	uint32_t memory_type;
+	bool device_local;
+	bool host_visible;
+	bool host_coherent;
+	bool host_cached;
+	bool spilled;
+};
+
+/* Scratch and Chunk of workerd.proto in it; chunk 0: the worker is parked. */
+struct worker_client_memory {
+	uint32_t n_heaps;
+	struct worker_client_heap heaps[WORKER_CLIENT_MAX_HEAPS];
+	uint32_t n_slices;
+	uint32_t total_slices;
+	struct worker_client_slice slices[WORKER_CLIENT_MAX_SLICES];
+	uint32_t n_values;
+	uint64_t scratch_peak_bytes;
+	uint64_t scratch_sum_bytes;
+	uint32_t chunk;
+	uint32_t asked_chunk;
+	bool is_chunk_default;
+	uint64_t budget_bytes;
 };
 
 enum { WORKER_CLIENT_MAX_PLACEMENTS = 4 };
@@ -197,7 +256,7 @@ struct worker_client_status {
 	bool software;
 	uint64_t weights_bytes;
 	uint32_t n_roles;
-	struct worker_client_role roles[8];
+	struct worker_client_role roles[WORKER_CLIENT_MAX_ROLES];
 	uint32_t n_sessions;
 	uint32_t max_sessions;
 	uint32_t n_ctx;
@@ -217,6 +276,7 @@ struct worker_client_status {
 	uint64_t stream_bytes;
 	uint64_t paged_bytes;
 	struct worker_client_experts experts;
+	struct worker_client_memory memory;
 };
 
 /* See MemoryRate in workerd.proto. */

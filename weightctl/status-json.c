@@ -6,6 +6,7 @@
 #include "proto/worker-client.h"
 #include "weightctl/output.h"
 #include "weightctl/sharing.h"
+#include "weightctl/status-memory.h"
 #include "weightctl/status-names.h"
 
 typedef json_t *(*element_fn)(const void *elements, uint32_t index);
@@ -207,15 +208,6 @@ json_t *status_json_weightd(const struct weights_client_status *s)
 		(json_int_t)sharing.separate_bytes);
 }
 
-static json_t *role(const void *roles, uint32_t i)
-{
-	const struct worker_client_role *r = (const struct worker_client_role *)roles + i;
-
-	return json_pack("{s:o, s:I, s:I, s:I}", "name", output_name(r->name), "requested_bytes",
-		(json_int_t)r->requested_bytes, "placed_bytes", (json_int_t)r->placed_bytes,
-		"spilled_bytes", (json_int_t)r->spilled_bytes);
-}
-
 static json_t *placed(const void *rows, uint32_t i)
 {
 	const struct worker_client_placed *p = (const struct worker_client_placed *)rows + i;
@@ -246,15 +238,16 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		"pid", s->pid, "uptime_ns", (json_int_t)s->uptime_ns, "model",
 		output_name(s->model), "generation", (json_int_t)s->generation, "device",
 		output_name(s->device), "software", s->software, "weights_bytes",
-		(json_int_t)s->weights_bytes, "roles", array_of(s->roles, s->n_roles, role),
-		"n_sessions", (json_int_t)s->n_sessions, "max_sessions",
-		(json_int_t)s->max_sessions, "n_ctx", (json_int_t)s->n_ctx, "attach_ns",
-		(json_int_t)s->attach_ns, "ready_ns", (json_int_t)s->ready_ns, "first_token_ns",
-		(json_int_t)s->first_token_ns, "prompt_tokens", (json_int_t)s->prompt_tokens,
-		"generated_tokens", (json_int_t)s->generated_tokens, "n_dispatches",
-		(json_int_t)s->n_dispatches, "weightd_connected", s->weightd_connected,
-		"placed_weights", array_of(s->placed_weights, s->n_placed_weights, placed),
-		"streaming", streaming(s), "experts", experts(&s->experts));
+		(json_int_t)s->weights_bytes, "roles", status_memory_json_roles(s), "n_sessions",
+		(json_int_t)s->n_sessions, "max_sessions", (json_int_t)s->max_sessions, "n_ctx",
+		(json_int_t)s->n_ctx, "attach_ns", (json_int_t)s->attach_ns, "ready_ns",
+		(json_int_t)s->ready_ns, "first_token_ns", (json_int_t)s->first_token_ns,
+		"prompt_tokens", (json_int_t)s->prompt_tokens, "generated_tokens",
+		(json_int_t)s->generated_tokens, "n_dispatches", (json_int_t)s->n_dispatches,
+		"weightd_connected", s->weightd_connected, "placed_weights",
+		array_of(s->placed_weights, s->n_placed_weights, placed), "streaming", streaming(s),
+		"experts", experts(&s->experts));
 
+	o = with(o, "memory", status_memory_json(&s->memory));
 	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

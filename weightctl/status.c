@@ -12,6 +12,7 @@
 #include "weightctl/output.h"
 #include "weightctl/sharing.h"
 #include "weightctl/status-json.h"
+#include "weightctl/status-memory.h"
 #include "weightctl/status-names.h"
 
 static void print_device(const struct weights_client_device *d)
@@ -235,14 +236,7 @@ static void print_worker(const struct worker_client_status *s)
 			figure_bytes(s->stream_bytes + s->paged_bytes).text,
 			figure_time(s->stream_ns).text, figure_bytes(s->paged_bytes).text);
 	print_experts(&s->experts);
-	for (uint32_t i = 0; i < s->n_roles; i++) {
-		const struct worker_client_role *role = &s->roles[i];
-
-		printf("  ");
-		output_clean(role->name);
-		printf(" %s, %s spilled\n", figure_bytes(role->requested_bytes).text,
-			figure_bytes(role->spilled_bytes).text);
-	}
+	status_memory_print(s);
 }
 
 static int ask_weightd(

@@ -14,8 +14,8 @@
 #include "proto/util/thread.h"
 #include "vk/cache.h"
 #include "vk/device.h"
-#include "vk/memory.h"
 #include "workerd/kv.h"
+#include "workerd/ledger.h"
 #include "workerd/message.h"
 #include "workerd/park.h"
 #include "workerd/plan.h"
@@ -207,7 +207,6 @@ static int engine_append(struct engine *e, struct message *m, struct err *ret_er
 static int engine_status(struct engine *e, struct message *m)
 {
 	const struct scheduler_counters *counters = scheduler_get_counters(e->scheduler);
-	struct vk_memory_counter bytes[VK_MEMORY_N_ROLES];
 	struct message_status *s = calloc(1, sizeof(*s));
 
 	if (!s)
@@ -217,18 +216,11 @@ static int engine_status(struct engine *e, struct message *m)
 	s->first_token_ns = counters->first_token_ns;
 	s->prompt_tokens = counters->prompt_tokens;
 	s->generated_tokens = counters->generated_tokens;
-	if (e->stack)
+	ledger_take(e->site.device, &s->memory);
+	if (e->stack) {
 		plan_get_counters(e->stack->plan, &s->stream);
-	vk_memory_get_counters(e->site.device, bytes);
-	_Static_assert((int)VK_MEMORY_N_ROLES <= MESSAGE_MAX_ROLES, "a row for every role");
-	s->n_roles = VK_MEMORY_N_ROLES;
-	for (uint32_t i = 0; i < s->n_roles; i++)
-		s->roles[i] = (struct message_role){
-			.name = vk_memory_role_name((enum vk_memory_role)i),
-			.requested_bytes = bytes[i].requested_bytes,
-			.placed_bytes = bytes[i].placed_bytes,
-			.spilled_bytes = bytes[i].spilled_bytes,
-		};
+		s->memory.chunk = e->stack->chunk;
+	}
 	return 0;
 }
 
@@ -323,6 +315,8 @@ static void engine_step(struct engine *e)
 	struct err error = ERR_NULL;
 	int r = scheduler_step(e->scheduler, &error);
 
+	if (!r)
+		r = stack_check_spills(e->stack, &e->site, &error);
 	if (r)
 		engine_set_failed(e, r, &error);
 }

@@ -20,6 +20,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
+#include "workerd/ledger.h"
 #include "workerd/logprob.h"
 #include "workerd/plan.h"
 #include "workerd/queue.h"
@@ -145,13 +146,6 @@ struct message_token {
 	const struct message_logprob *top; /* [n_top], behind the message itself */
 };
 
-struct message_role {
-	const char *name; /* static */
-	uint64_t requested_bytes;
-	uint64_t placed_bytes;
-	uint64_t spilled_bytes;
-};
-
 enum message_notice_kind {
 	MESSAGE_NOTICE_BACK, /* weightd can be asked again: what could not be done without it is */
 	MESSAGE_NOTICE_PRESSURE, /* others need memory */
@@ -183,12 +177,9 @@ struct message_changed {
 	uint64_t attach_ns;
 };
 
-enum { MESSAGE_MAX_ROLES = 8 };
-
 /* The members that the engine knows; the rest of Status is the loop thread's. */
 struct message_status {
-	struct message_role roles[MESSAGE_MAX_ROLES];
-	uint32_t n_roles;
+	struct ledger memory;
 	uint32_t n_sessions;
 	uint64_t first_token_ns;
 	uint64_t prompt_tokens;

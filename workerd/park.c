@@ -34,7 +34,7 @@ struct scheduler_params park_get_scheduler_params(const struct stack *s)
 	return (struct scheduler_params){
 		.n_sessions = kv->n_slots,
 		.n_ctx = kv->n_ctx,
-		.n_rows = s->n_rows,
+		.n_rows = s->chunk.n_rows,
 		.n_vocab = plan_get_n_vocab(s->plan),
 		.max_text_bytes = park_get_max_text_bytes(s->weights->manifest),
 	};
@@ -196,7 +196,8 @@ int park_unpark(struct engine *e, struct err *ret_err)
 		r = park_make_stack(e, ret_err);
 		loan_give_back(e->params.loan);
 	}
-	/* A device that is lost, or was poisoned by an import that it had taken before. */
+	/* A device that is lost, or was poisoned by an import that it had taken before; or what is
+	 * not to spill has. */
 	if (r > 0) {
 		engine_set_failed(e, r, ret_err);
 		*ret_err = e->error;

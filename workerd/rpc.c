@@ -12,6 +12,7 @@
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
 #include "workerd/message.h"
+#include "workerd/rpc-memory.h"
 #include "workerd/rpc-sampling.h"
 
 enum {
@@ -357,22 +358,13 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
 	const struct message_status *s = m->status;
-	Wk__Role roles[MESSAGE_MAX_ROLES];
-	Wk__Role *list[MESSAGE_MAX_ROLES];
+	struct rpc_memory memory;
 	Wk__PlacedWeights placed[RPC_N_PLACEMENTS];
 	Wk__PlacedWeights *placed_list[RPC_N_PLACEMENTS];
 	Wk__Streaming streaming = WK__STREAMING__INIT;
 	Wk__Experts experts = WK__EXPERTS__INIT;
 	Wk__Status status = WK__STATUS__INIT;
 
-	for (uint32_t i = 0; i < s->n_roles; i++) {
-		roles[i] = (Wk__Role)WK__ROLE__INIT;
-		roles[i].name = (char *)s->roles[i].name;
-		roles[i].requested_bytes = s->roles[i].requested_bytes;
-		roles[i].placed_bytes = s->roles[i].placed_bytes;
-		roles[i].spilled_bytes = s->roles[i].spilled_bytes;
-		list[i] = &roles[i];
-	}
 	status.pid = getpid();
 	status.build = (char *)WEIGHTD_VERSION;
 	status.uptime_ns = clock_now_ns() - w->start_ns;
@@ -381,8 +373,7 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.device = (char *)w->device;
 	status.software = w->is_software;
 	status.weights_bytes = w->weights_bytes;
-	status.n_roles = s->n_roles;
-	status.roles = list;
+	rpc_memory_fill(s, &memory, &status);
 	status.n_sessions = s->n_sessions;
 	status.max_sessions = w->max_sessions;
 	status.n_ctx = w->n_ctx;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
@@ -67,19 +68,22 @@ static bool stack_has_host_memory(const struct stack_params *params)
 	return false;
 }
 
-/* The next smaller chunk; 0: none. */
-static uint32_t stack_get_less_rows(const struct stack_params *params, uint32_t n_rows)
+/* The smallest chunk: each session has a row. */
+static uint32_t stack_get_least_rows(const struct stack_params *params)
 {
-	uint32_t n_less = n_rows / 2 / OPTIONS_CHUNK_STEP * OPTIONS_CHUNK_STEP;
+	uint32_t n = params->options->n_sessions + OPTIONS_CHUNK_STEP - 1;
 
-	return n_less < params->options->n_sessions ? 0 : n_less;
+	return n / OPTIONS_CHUNK_STEP * OPTIONS_CHUNK_STEP;
 }
 
 static struct plan_params stack_get_plan_params(const struct stack_params *params, uint32_t n_rows)
 {
 	const struct options *o = params->options;
-	struct plan_params p = {
-		.n_rows = n_rows, .n_logit_rows = o->n_sessions, .stream_rows = o->stream_rows};
+	struct plan_params p = {.n_rows = n_rows,
+		.n_logit_rows = o->n_sessions,
+		.stream_rows = o->stream_rows,
+		/* Anything but host memory first: there a step is slower than many small ones. */
+		.may_spill = n_rows <= stack_get_least_rows(params)};
 
 	if (!p.stream_rows && !stack_has_host_memory(params))
 		p.stream_rows = PLAN_NEVER_STREAM;
@@ -126,40 +130,76 @@ static uint64_t stack_count_bytes(const struct stack_params *params, const struc
 	return n_bytes;
 }
 
-/* Room for the chunk that was asked for, or for less: *ret_rows and what was granted. */
+/*
+ * The most rows, in steps from n_least on, that take no more than is granted; n_least where none
+ * does. Measuring lays a whole graph out, so not every step is tried.
+ */
+static int stack_fit_rows(const struct stack_params *params, const struct weights *w,
+	const struct kv_params *kv, uint32_t n_asked, uint64_t n_granted, struct err *ret_err,
+	uint32_t *ret_rows)
+{
+	uint32_t n_least = stack_get_least_rows(params);
+	uint32_t n_fit = 0, n_unfit = (n_asked - n_least) / OPTIONS_CHUNK_STEP; /* steps */
+
+	while (n_unfit - n_fit > 1) {
+		uint32_t n = n_fit + (n_unfit - n_fit) / 2;
+		uint64_t n_bytes = 0;
+		int r = stack_measure(
+			params, w, kv, n_least + n * OPTIONS_CHUNK_STEP, ret_err, &n_bytes);
+
+		if (r)
+			return r;
+		if (n_bytes <= n_granted)
+			n_fit = n;
+		else
+			n_unfit = n;
+	}
+	*ret_rows = n_least + n_fit * OPTIONS_CHUNK_STEP;
+	return 0;
+}
+
+/* why: of figures. */
+static void stack_say_chunk(const struct ledger_chunk *c, const char *why)
+{
+	log_info("chunk: %" PRIu32 " tokens a step, there is no memory for %" PRIu32 " (%s): %s",
+		c->n_rows, c->n_asked, c->is_default ? "the default" : "--chunk", why);
+}
+
+static void stack_say_fitted(const struct ledger_chunk *c, uint64_t n_bytes)
+{
+	char why[128];
+
+	snprintf(why, sizeof(why),
+		"with KV it would take %" PRIu64 " bytes, and weightd granted %" PRIu64, n_bytes,
+		c->budget_bytes);
+	stack_say_chunk(c, why);
+}
+
+/* Room for the chunk that was asked for, or for less: chunk, whose n_asked is there. */
 static int stack_reserve(const struct stack_params *params, const struct weights *w,
-	const struct kv_params *kv, uint32_t n_asked, struct err *ret_err, uint32_t *ret_rows,
-	uint64_t *ret_granted)
+	const struct kv_params *kv, struct err *ret_err, struct ledger_chunk *chunk)
 {
 	const struct vk_device_info *info = vk_device_get_info(params->device);
-	uint32_t n_rows = n_asked, n_less;
-	uint64_t n_bytes = 0, n_least_bytes = 0, n_granted = 0;
-	int r;
+	uint32_t n_least = stack_get_least_rows(params);
+	uint64_t n_bytes = 0, n_least_bytes = 0;
+	int r = stack_measure(params, w, kv, n_least, ret_err, &n_least_bytes);
 
-	while ((n_less = stack_get_less_rows(params, n_rows)))
-		n_rows = n_less;
-	r = stack_measure(params, w, kv, n_rows, ret_err, &n_least_bytes);
 	if (!r)
-		r = stack_measure(params, w, kv, n_asked, ret_err, &n_bytes);
+		r = stack_measure(params, w, kv, chunk->n_asked, ret_err, &n_bytes);
 	/* A sum that fits less of is no reason to ask for less. */
 	if (!r && n_least_bytes > n_bytes)
 		n_least_bytes = n_bytes;
 	if (!r)
 		r = weights_client_reserve(params->weightd, info->uuid, n_bytes, n_least_bytes,
-			false, ret_err, &n_granted);
-	n_rows = n_asked;
-	while (!r && n_bytes > n_granted) {
-		n_less = stack_get_less_rows(params, n_rows);
-		if (!n_less)
-			break;
-		n_rows = n_less;
-		r = stack_measure(params, w, kv, n_rows, ret_err, &n_bytes);
+			false, ret_err, &chunk->budget_bytes);
+	chunk->n_rows = chunk->n_asked;
+	if (!r && n_bytes > chunk->budget_bytes) {
+		r = stack_fit_rows(params, w, kv, chunk->n_asked, chunk->budget_bytes, ret_err,
+			&chunk->n_rows);
+		if (!r)
+			stack_say_fitted(chunk, n_bytes);
 	}
-	if (r)
-		return r;
-	*ret_rows = n_rows;
-	*ret_granted = n_granted;
-	return 0;
+	return r;
 }
 
 /*
@@ -197,42 +237,55 @@ static int stack_reserve_cache(const struct stack_params *params, const struct w
 	return 0;
 }
 
-/* The chunk that there is room for, or less where the device has no memory for it all the same. */
-static int stack_make_plan(struct stack *s, const struct stack_params *params, uint32_t n_rows,
+/*
+ * The chunk that there is room for, or less where the device has no memory for it all the same:
+ * then weightd's account is wrong, and every try makes a whole plan, so halves are tried.
+ */
+static int stack_make_plan(struct stack *s, const struct stack_params *params,
 	uint64_t n_cache_bytes, struct err *ret_err)
 {
+	uint32_t n_least = stack_get_least_rows(params), n_rows = s->chunk.n_rows;
+
 	for (;;) {
 		struct plan_params plan = stack_get_plan_params(params, n_rows);
+		struct err error = ERR_NULL;
 		plan.n_expert_cache_bytes = n_cache_bytes;
-		uint32_t n_less = stack_get_less_rows(params, n_rows);
-		int r = plan_new(params->device, s->weights, s->kv, &plan, ret_err, &s->plan);
+		int r = plan_new(params->device, s->weights, s->kv, &plan, &error, &s->plan);
 
-		s->n_rows = n_rows;
-		if (r != -ENOMEM || !n_less)
+		if (r != -ENOMEM || n_rows <= n_least) {
+			if (r)
+				*ret_err = error;
+			else if (n_rows < s->chunk.n_rows) {
+				s->chunk.n_rows = n_rows;
+				stack_say_chunk(
+					&s->chunk, "the device has less than weightd granted");
+			}
 			return r;
-		n_rows = n_less;
+		}
+		log_debug("%s", error.text);
+		n_rows = n_rows / 2 / OPTIONS_CHUNK_STEP * OPTIONS_CHUNK_STEP;
+		n_rows = n_rows < n_least ? n_least : n_rows;
 	}
 }
 
 /* One line for all that did not fit where it belongs. */
-static int stack_check_spills(const struct stack_params *params, struct err *ret_err)
+int stack_check_spills(struct stack *s, const struct stack_params *params, struct err *ret_err)
 {
-	struct vk_memory_counter counters[VK_MEMORY_N_ROLES];
-	char line[256] = "";
-	int n = 0;
+	uint64_t n_spills = ledger_count_spills(params->device);
+	char line[256];
 
-	vk_memory_get_counters(params->device, counters);
-	for (int i = 0; i < VK_MEMORY_N_ROLES; i++)
-		if (counters[i].spilled_bytes)
-			n += snprintf(line + n, sizeof(line) - (size_t)n,
-				"%s%s %" PRIu64 " of %" PRIu64 " bytes", n ? ", " : "",
-				vk_memory_role_name((enum vk_memory_role)i),
-				counters[i].spilled_bytes, counters[i].requested_bytes);
-	if (!n)
+	if (n_spills == s->n_spills)
 		return 0;
-	if (params->options->fail_on_spill)
-		return err_set(
+	s->n_spills = n_spills;
+	ledger_describe_spills(params->device, line, sizeof(line));
+	/* What spilled is gone already. */
+	if (!line[0])
+		return 0;
+	if (params->options->fail_on_spill) {
+		(void)err_set(
 			ret_err, ENOMEM, "spilled out of the memory they belong in: %s", line);
+		return STACK_SPILLED;
+	}
 	log_warn("spilled out of the memory they belong in: %s", line);
 	return 0;
 }
@@ -293,31 +346,30 @@ static int stack_settle(
 static int stack_fill(struct stack *s, const struct stack_params *params, struct err *ret_err)
 {
 	const struct options *o = params->options;
-	uint32_t n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
-	uint32_t n_rows = n_asked;
+	struct ledger_chunk *chunk = &s->chunk;
 	uint64_t n_granted = 0, n_cache_bytes = 0;
 	struct kv_params kv = {0};
 	int r;
 
 	stack_say_paged(s->weights);
-	if (n_asked < o->n_sessions)
+	chunk->is_default = !o->n_chunk;
+	chunk->n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
+	if (chunk->n_asked < o->n_sessions)
 		return err_set(ret_err, EINVAL,
 			"--chunk: expected at least the %" PRIu32 " of --sessions, found %" PRIu32,
-			o->n_sessions, n_asked);
+			o->n_sessions, chunk->n_asked);
 	r = stack_get_kv_params(params, s->weights, ret_err, &kv);
 	if (!r)
-		r = stack_reserve(params, s->weights, &kv, n_asked, ret_err, &n_rows, &n_granted);
+		r = stack_reserve(params, s->weights, &kv, ret_err, chunk);
 	if (!r)
 		r = kv_new(params->device, &kv, ret_err, &s->kv);
+	n_granted = chunk->budget_bytes;
 	if (!r)
 		r = stack_reserve_cache(params, s->weights, ret_err, &n_granted, &n_cache_bytes);
 	if (!r)
-		r = stack_make_plan(s, params, n_rows, n_cache_bytes, ret_err);
-	if (!r && s->n_rows < n_asked)
-		log_info("chunk: %" PRIu32 " tokens a step, there is no memory for %" PRIu32,
-			s->n_rows, n_asked);
+		r = stack_make_plan(s, params, n_cache_bytes, ret_err);
 	if (!r)
-		r = stack_check_spills(params, ret_err);
+		r = stack_check_spills(s, params, ret_err);
 	if (!r)
 		r = stack_settle(s, params, n_granted, ret_err);
 	return r;
@@ -333,6 +385,7 @@ int stack_new(const struct stack_params *params, struct err *ret_err,
 
 	if (!s)
 		return -ENOMEM;
+	s->n_spills = ledger_count_spills(params->device);
 	const struct weights_attach_params attach = {
 		.client = params->weightd,
 		.device = params->device,

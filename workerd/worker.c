@@ -102,7 +102,8 @@ static int worker_try_attach(struct worker *w, const struct options *o,
 	/* Not before: the threads of a software driver, which compute, would have it too. */
 	thread_ask_short_slice();
 	w->site.n_import_threads = refusals->is_in_order ? 1 : 0;
-	return stack_new(&w->site, ret_err, ret_refusal, &w->stack);
+	r = stack_new(&w->site, ret_err, ret_refusal, &w->stack);
+	return r == STACK_SPILLED ? -ENOMEM : r;
 }
 
 /* why: the driver's error. */

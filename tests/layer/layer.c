@@ -17,11 +17,13 @@
  * on stderr. Sizes are in bytes or end in K, M or G. Counts are of one instance.
  *
  * WEIGHTD_LAYER_LOG=FILE
- *   Appends a line of JSON for each vkAllocateMemory, vkFreeMemory and vkGetMemoryFdKHR:
+ *   Appends a line of JSON for each vkAllocateMemory, vkFreeMemory, vkMapMemory (of a type that has
+ *   a host pointer) and vkGetMemoryFdKHR:
  *     {"call":"allocate","pid":P,"id":I,"size":S,"type":T,"heap":H,"next":[STRUCTURE...],
  *      "flags":F,"dedicated":B,"export":[HANDLE...],"import":{...},"result":"VK_...","code":C,
  *      "reason":WHO}
  *     {"call":"free","pid":P,"id":I,"size":S,"type":T,"heap":H}
+ *     {"call":"map","pid":P,"type":T,"heap":H}
  *     {"call":"export","pid":P,"id":I,"handle":HANDLE,"inode":N}
  *   id numbers the allocations of a process, 0 for one that failed; type and heap are the
  *   simulated ones. export, import and reason are there only where they apply. import has handle

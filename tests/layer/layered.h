@@ -82,7 +82,7 @@ static inline void layered_start_log(void)
 	layered_set("LOG", layered_log_path);
 }
 
-/* The lines so far, an array that the caller decrefs. */
+/* The lines so far but for maps, an array that the caller decrefs. */
 static inline json_t *layered_read_log(void)
 {
 	json_t *lines = json_array();
@@ -97,7 +97,9 @@ static inline json_t *layered_read_log(void)
 
 		if (!object)
 			fail_msg("log: %s: %s", e.text, line);
-		json_array_append_new(lines, object);
+		if (strcmp(json_string_value(json_object_get(object, "call")), "map"))
+			json_array_append(lines, object);
+		json_decref(object);
 	}
 	free(line);
 	fclose(f);

@@ -167,6 +167,18 @@ void log_free(const struct log *l, const struct memory *m)
 	put_end(l, f, &text, &n_text);
 }
 
+void log_map(const struct log *l, uint32_t type, uint32_t heap)
+{
+	char *text = NULL;
+	size_t n_text = 0;
+	FILE *f = put_begin(l, "map", &text, &n_text);
+
+	if (!f)
+		return;
+	fprintf(f, ",\"type\":%u,\"heap\":%u", type, heap);
+	put_end(l, f, &text, &n_text);
+}
+
 void log_export(const struct log *l, uint64_t id, VkExternalMemoryHandleTypeFlags type, int fd)
 {
 	char *text = NULL;

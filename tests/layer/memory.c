@@ -142,7 +142,10 @@ static VkResult VKAPI_PTR map_memory(VkDevice device, VkDeviceMemory memory, VkD
 			type);
 		abort();
 	}
-	return d->calls.MapMemory(device, memory, offset, n_bytes, flags, ret_pointer);
+	VkResult result = d->calls.MapMemory(device, memory, offset, n_bytes, flags, ret_pointer);
+	if (result == VK_SUCCESS)
+		log_map(&d->instance->log, type, shown->memoryTypes[type].heapIndex);
+	return result;
 }
 
 const struct dispatch_row memory_rows[] = {

@@ -37,6 +37,8 @@ static float logits[N_SLOTS][N_VOCAB];
 static atomic_int step_result; /* of the next steps */
 static atomic_uint next_token; /* that each step makes the largest */
 static atomic_uint n_cache_saves;
+/* Under --fail-on-spill: the next step's memory will spill, and it has. */
+static atomic_bool is_step_spilling, has_spilled;
 static atomic_bool is_gated; /* a step waits for gate */
 static sem_t gate;
 static struct plan_row first_row; /* of the last step */
@@ -103,6 +105,8 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 		sem_wait(&gate);
 	first_row = rows[0];
 	n_last_rows = n_rows;
+	if (is_step_spilling)
+		has_spilled = true;
 	if (step_result)
 		return step_result;
 	for (uint32_t i = 0; i < n_want; i++)
@@ -153,20 +157,21 @@ int vk_cache_save(struct vk_device *d)
 	return 0;
 }
 
-void vk_memory_get_counters(
-	const struct vk_device *d, struct vk_memory_counter ret_counters[VK_MEMORY_N_ROLES])
+void ledger_take(const struct vk_device *d, struct ledger *ret_ledger)
 {
 	(void)d;
-	memset(ret_counters, 0, VK_MEMORY_N_ROLES * sizeof(*ret_counters));
-	ret_counters[VK_MEMORY_KV] = (struct vk_memory_counter){
+	ret_ledger->roles[VK_MEMORY_KV] = (struct vk_memory_counter){
 		.requested_bytes = 30, .placed_bytes = 20, .spilled_bytes = 10};
 }
 
-const char *vk_memory_role_name(enum vk_memory_role role)
+int stack_check_spills(struct stack *s, const struct stack_params *params, struct err *ret_err)
 {
-	static const char *const names[] = {"weights", "kv", "scratch", "staging", "io"};
-
-	return names[role];
+	(void)s;
+	(void)params;
+	if (!has_spilled)
+		return 0;
+	(void)err_set(ret_err, ENOMEM, "spilled: kv");
+	return STACK_SPILLED;
 }
 
 static const struct manifest_token tokens[N_VOCAB] = {
@@ -242,7 +247,7 @@ static struct stack *make_stack(void)
 
 	assert_non_null(s);
 	s->weights = &weights[newest - 1];
-	s->n_rows = N_ROWS;
+	s->chunk = (struct ledger_chunk){.n_rows = N_ROWS, .n_asked = 2 * N_ROWS};
 	manifest_ref(s->weights->manifest);
 	for (uint32_t i = 0; i < N_SLOTS; i++)
 		assert_false(is_slot_open[i]);
@@ -257,6 +262,8 @@ int stack_new(const struct stack_params *params, struct err *ret_err,
 	(void)ret_refusal;
 	assert_true(is_lent);
 	assert_int_equal(n_stacks, 0);
+	if (stack_result == STACK_SPILLED)
+		(void)err_set(ret_err, ENOMEM, "spilled: kv");
 	if (stack_result)
 		return stack_result > 0 ? stack_result
 					: err_set(ret_err, -stack_result, "pid 12 has it all");
@@ -317,7 +324,7 @@ static void bench_open_with(struct bench *b, uint64_t park_after_ns, bool no_par
 	n_left = 0;
 	newest = 1;
 	is_gone = false;
-	is_gated = false;
+	is_gated = is_step_spilling = has_spilled = false;
 	sem_init(&gate, 0, 0);
 	make_generations();
 	assert_int_equal(queue_new(&b->in), 0);

@@ -200,6 +200,24 @@ static void test_refused_stays_parked(void **state)
 
 /* ---- generations ---- */
 
+/* Unlike a refusal: what is not to spill has, and the process is to end. */
+static void test_spill_ends_it(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	uint64_t session = open_session(&b);
+	notice(&b, MESSAGE_NOTICE_PRESSURE, 0);
+	expect_changed(&b, 0);
+	stack_result = STACK_SPILLED;
+	refuse_ask(&b, ask(&b, session, 1), -EIO, "spilled: kv");
+	struct message *failed = receive_kind(&b, MESSAGE_FAILED);
+	assert_string_equal(message_get_error(failed), "spilled: kv");
+	message_free(failed);
+	bench_close(&b);
+}
+
 static void test_moves(void **state)
 {
 	struct bench b;
@@ -390,6 +408,7 @@ int main(void)
 		CASE(test_busy_does_not_park),
 		CASE(test_parks_when_idle),
 		CASE(test_refused_stays_parked),
+		CASE(test_spill_ends_it),
 		CASE(test_moves),
 		CASE(test_moves_with_sessions),
 		CASE(test_other_tokens_after_a_park),

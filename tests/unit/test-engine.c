@@ -68,9 +68,9 @@ static void test_status(void **state)
 	struct message *m = call(&b, new_request(&b, MESSAGE_STATUS));
 	assert_int_equal(m->status->n_sessions, 1);
 	assert_int_equal(m->status->first_token_ns, 0);
-	assert_int_equal(m->status->n_roles, VK_MEMORY_N_ROLES);
-	assert_string_equal(m->status->roles[1].name, "kv");
-	assert_int_equal(m->status->roles[1].spilled_bytes, 10);
+	assert_int_equal(m->status->memory.roles[VK_MEMORY_KV].spilled_bytes, 10);
+	assert_int_equal(m->status->memory.chunk.n_rows, N_ROWS);
+	assert_int_equal(m->status->memory.chunk.n_asked, 2 * N_ROWS);
 	assert_int_equal(m->status->stream.stream_bytes, 99);
 	message_free(m);
 	m = call(&b, new_request(&b, MESSAGE_BENCH_MEMORY));
@@ -120,6 +120,32 @@ static void test_step_fails(void **state)
 {
 	(void)state;
 	expect_failure(-EIO, strerror(EIO));
+}
+
+/* Where it is to end on a spill, one that a step's memory makes ends it too. */
+static void test_step_spills(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	is_step_spilling = true;
+	struct message *m = start(&b, open_session(&b), 0);
+	struct message *failed = NULL, *other;
+	bool is_finished = false;
+
+	while (!failed || !is_finished) {
+		other = receive(&b);
+		is_finished |= other == m;
+		if (other->kind == MESSAGE_FAILED)
+			failed = other;
+		else
+			message_free(other);
+	}
+	assert_true(failed->code < 0);
+	assert_string_equal(message_get_error(failed), "spilled: kv");
+	message_free(failed);
+	bench_close(&b);
 }
 
 /* The tokens of a generation without an end, until its last message, which is returned. */
@@ -175,6 +201,7 @@ int main(void)
 		CASE(test_status),
 		CASE(test_device_lost),
 		CASE(test_step_fails),
+		CASE(test_step_spills),
 		CASE(test_disconnect),
 		CASE(test_stop_cancels),
 	};
