@@ -55,7 +55,8 @@ static int make_tables(struct stream *s, struct err *ret_err)
 	uint32_t n = fetch_get_graph(s->fetch)->n_table_entries;
 	struct vk_memory_params params = {.role = VK_MEMORY_SCRATCH,
 		.n_bytes = n * sizeof(uint64_t),
-		.name = "expert tables of the slots"};
+		.name = "expert tables of the slots",
+		.is_home_only = !s->params.may_spill};
 	struct vk_memory *staging = NULL;
 
 	if (!n)

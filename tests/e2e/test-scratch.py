@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's scratch and KV: where they lie on a GPU with a small BAR, what is said when they do not
 fit there, and the chunk that fits into what is granted."""
+import os
 import re
 
 import harness
@@ -108,6 +109,32 @@ def test_io_is_the_only_host_memory(site):
     mapped = [line["type"] for line in layer_lines(worker) if line["call"] == "map"]
     check_equal(len(mapped), len(host), "maps: one for the life of each memory")
     check_equal(set(mapped), {CACHED}, "types that were mapped")
+
+
+def test_scratch_of_streamed_weights(site):
+    """Slots of copied weights, cached experts and their books are scratch like any other."""
+    site.weightd({"demo": os.path.join(harness.DATA, "models", "atlas-moe-q8_0.gguf")},
+                 ["--experts", "host"])
+    worker = layered_worker(site, GPU, LONG + ["--stream-rows", "16", "--expert-cache", "4M",
+                                               "--fail-on-spill"])
+    before = len(layer_lines(worker))
+    complete(site, worker)
+    complete(site, worker, "The capital of")
+    check_equal(layer_lines(worker)[before:], [], "allocations and maps while it computed")
+    status = worker_status(site, worker)
+    check(status["streaming"]["steps"] > 0 and status["experts"]["found"] > 0, f"{status}")
+    found = slices(status, "scratch")
+    check({"residual", "qkv", "attention", "router", "choice", "pairs", "groups", "hidden", "mixed",
+           "weights slot 0", "weights slot 1", "expert cache", "expert tables of the slots",
+           "expert tables", "rope turns"} == {s["name"] for s in found}, f"{found}")
+    for s in found:
+        check(s["device_local"] and not s["host_visible"] and s["heap"] == 0, f"{s}")
+    cache = next(s for s in found if s["name"] == "expert cache")
+    check(cache["n"] > 2 and cache["total_bytes"] > status["experts"]["bytes"], f"{cache}")
+    check_equal(roles(status)["staging"]["requested_bytes"], 0, "staging")
+    check_equal(sum(line["size"] for line in live(worker, VRAM)),
+                sum(roles(status)[name]["placed_bytes"] for name in ("kv", "scratch")),
+                "device memory")
 
 
 # Too little for KV and scratch, but not for the 6,144,000 bytes of weights.

@@ -300,6 +300,46 @@ static void write_generate_seeds(void)
 	write_seed("stream", "no-protobuf", "\x00\x03\x00\x00\x00\xff\xff\xff", 8);
 }
 
+/* A status whose members are messages of messages. */
+static void write_memory_seed(void)
+{
+	Wk__RoleHeap role_heap = WK__ROLE_HEAP__INIT, *role_heaps[] = {&role_heap, &role_heap};
+	Wk__Role role = WK__ROLE__INIT, *roles[] = {&role};
+	Wk__Heap heap = WK__HEAP__INIT, *heaps[] = {&heap, &heap};
+	Wk__Slice slice = WK__SLICE__INIT, *slices[] = {&slice, &slice};
+	Wk__Scratch scratch = WK__SCRATCH__INIT;
+	Wk__Chunk chunk = WK__CHUNK__INIT;
+	Wk__Status status = WK__STATUS__INIT;
+	struct stream_seed s = {.n = 1};
+
+	role.name = (char *)"kv";
+	role.spilled_bytes = role.peak_bytes = role_heap.spilled_bytes = 1 << 20;
+	role.spills = 1;
+	role.n_heaps = 2;
+	role.heaps = role_heaps;
+	role_heap.heap = 1;
+	heap.n_bytes = UINT64_MAX;
+	slice.name = (char *)"qkv";
+	slice.role = (char *)"scratch";
+	slice.n = 2;
+	slice.device_local = true;
+	scratch.n_values = 19;
+	chunk.tokens = 64;
+	chunk.asked_tokens = 256;
+	status.n_roles = 1;
+	status.roles = roles;
+	status.n_heaps = 2;
+	status.heaps = heaps;
+	status.n_slices = 2;
+	status.slices = slices;
+	status.total_slices = 3;
+	status.scratch = &scratch;
+	status.chunk = &chunk;
+	s.data[0] = 1; /* status */
+	add_message(&s, 2, WK__REPLY__BODY_STATUS, &status);
+	write_seed("stream", "status-memory", s.data, s.n);
+}
+
 static void write_other_stream_seeds(void)
 {
 	Wk__Role role = WK__ROLE__INIT, *roles[] = {&role, &role};
@@ -509,6 +549,7 @@ int main(int argc, char **argv)
 	write_other_wire_seeds();
 	write_generate_seeds();
 	write_other_stream_seeds();
+	write_memory_seed();
 	write_append_seeds();
 	write_sampling_seeds();
 	write_other_request_seeds();

@@ -3,9 +3,9 @@
 #define TESTS_LAYER_LOG_H
 
 /*
- * A line of JSON for every vkAllocateMemory, vkFreeMemory, vkMapMemory and vkGetMemoryFdKHR, appended
- * to a file by one write each, so that several processes may share the file. Its fields: layer.c. Any
- * thread.
+ * A line of JSON for every vkAllocateMemory, vkFreeMemory, vkMapMemory and vkGetMemoryFdKHR,
+ * appended to a file by one write each, so that several processes may share the file. Its fields:
+ * layer.c. Any thread.
  */
 #include <stdint.h>
 #include <vulkan/vulkan_core.h>

@@ -266,6 +266,65 @@ static void test_worker_json(void **state)
 	json_decref(s);
 }
 
+static void test_memory_json(void **state)
+{
+	(void)state;
+	struct worker_client_status w = {.n_roles = 1,
+		.roles = {{.name = "kv",
+			.imported_bytes = 1,
+			.peak_bytes = 2,
+			.n_spills = 3,
+			.n_heaps = 1,
+			.heaps = {{.heap = 4, .spilled_bytes = 5}}}},
+		.memory = {.n_heaps = 1,
+			.heaps = {{.n_bytes = 1ull << 40, .device_local = true}},
+			.n_slices = 1,
+			.total_slices = 6,
+			.slices = {{.name = "qkv\xff",
+				.role = "scratch",
+				.n = 7,
+				.heap = 8,
+				.host_visible = true,
+				.spilled = true}},
+			.n_values = 9,
+			.scratch_peak_bytes = 10,
+			.scratch_sum_bytes = 11,
+			.chunk = 64,
+			.asked_chunk = 256,
+			.is_chunk_default = true,
+			.budget_bytes = 12}};
+	json_t *s = status_json_worker(&w);
+	json_t *role = at(json_object_get(s, "roles"), 0), *memory = json_object_get(s, "memory");
+	json_t *heap = at(json_object_get(role, "heaps"), 0);
+	json_t *slice = at(json_object_get(memory, "slices"), 0);
+	json_t *scratch = json_object_get(memory, "scratch");
+	json_t *chunk = json_object_get(memory, "chunk");
+
+	assert_int_equal(integer(role, "imported_bytes"), 1);
+	assert_int_equal(integer(role, "peak_bytes"), 2);
+	assert_int_equal(integer(role, "spills"), 3);
+	assert_int_equal(integer(heap, "heap"), 4);
+	assert_int_equal(integer(heap, "spilled_bytes"), 5);
+	assert_int_equal(integer(at(json_object_get(memory, "heaps"), 0), "n_bytes"), 1ll << 40);
+	assert_int_equal(integer(memory, "total_slices"), 6);
+	/* Whatever a worker says is UTF-8 here. */
+	assert_string_equal(json_string_value(json_object_get(slice, "name")), "qkv\xef\xbf\xbd");
+	assert_string_equal(json_string_value(json_object_get(slice, "role")), "scratch");
+	assert_int_equal(integer(slice, "n"), 7);
+	assert_int_equal(integer(slice, "heap"), 8);
+	assert_true(json_is_true(json_object_get(slice, "host_visible")));
+	assert_true(json_is_false(json_object_get(slice, "device_local")));
+	assert_true(json_is_true(json_object_get(slice, "spilled")));
+	assert_int_equal(integer(scratch, "n_values"), 9);
+	assert_int_equal(integer(scratch, "peak_bytes"), 10);
+	assert_int_equal(integer(scratch, "sum_bytes"), 11);
+	assert_int_equal(integer(chunk, "tokens"), 64);
+	assert_int_equal(integer(chunk, "asked_tokens"), 256);
+	assert_true(json_is_true(json_object_get(chunk, "defaulted")));
+	assert_int_equal(integer(chunk, "budget_bytes"), 12);
+	json_decref(s);
+}
+
 static void test_generation_json(void **state)
 {
 	(void)state;
@@ -309,6 +368,7 @@ int main(void)
 		CASE(test_residency),
 		CASE(test_status_json),
 		CASE(test_worker_json),
+		CASE(test_memory_json),
 		CASE(test_generation_json),
 	};
 

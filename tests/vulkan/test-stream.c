@@ -30,7 +30,23 @@ struct placed {
 static struct vk_device *device;
 static struct placed dense, moe;
 
-/* The plan's answers: logits after the prompt and after each greedy token. */
+/* No number is left where the values of the step before were. */
+static void poison(const struct plan *plan)
+{
+	struct vk_command *c = on_device_command(device, 0);
+	struct vk_slice values = {0};
+
+	plan_get_values(plan, &values);
+	vk_command_begin(c);
+	vk_command_fill(c, &values, 0xffffffff);
+	on_device_run(device, c);
+	vk_command_free(c);
+}
+
+/*
+ * The plan's answers: logits after the prompt and after each greedy token. Where weights are not on
+ * the device, scratch is poisoned before each step.
+ */
 static float *compute(
 	struct placed *p, const struct weights *w, uint32_t stream_rows, struct plan_counters *ret)
 {
@@ -64,6 +80,8 @@ static float *compute(
 		for (uint32_t i = 0; i < n; i++)
 			rows[i] = (struct plan_row){
 				.token = p->tokens[at + i], .position = at + i, .slot = slot};
+		if (w == &p->weights)
+			poison(plan);
 		on_device_check(plan_step(plan, rows, n, &want, n_want, &e, &logits), &e, "step");
 		if (!n_want)
 			continue;
