@@ -185,14 +185,12 @@ static int save_copy_generation(const struct state_generation *from, struct stat
 
 	*to = *from;
 	to->path = NULL;
-	to->staged = to->content = to->sums = (struct state_bytes){0};
+	to->staged = to->sums = (struct state_bytes){0};
 	to->residencies = calloc(from->n_residencies + 1, sizeof(*to->residencies));
 	to->path = strdup(from->path);
 	if (!to->residencies || !to->path)
 		return -ENOMEM;
 	rc = state_bytes_set(&to->staged, from->staged.data, from->staged.n_bytes);
-	if (rc == 0)
-		rc = state_bytes_set(&to->content, from->content.data, from->content.n_bytes);
 	if (rc == 0)
 		rc = state_bytes_set(&to->sums, from->sums.data, from->sums.n_bytes);
 	for (uint32_t i = 0; i < from->n_residencies && rc == 0; i++)

@@ -135,7 +135,6 @@ static void pack_generation(Wdstate__Generation *m, const struct state_generatio
 	m->file_writable = g->is_file_writable;
 	m->staged = pack_bytes(&g->staged);
 	m->n_tensors = g->n_tensors;
-	m->content = pack_bytes(&g->content);
 	m->warm = g->is_warm;
 	m->loading = g->is_loading;
 	m->replaced = g->is_replaced;

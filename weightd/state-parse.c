@@ -260,9 +260,6 @@ static int parse_generation(
 		rc = parse_file(m->memfd, "memfd", ret_err, &g->memfd);
 	if (rc == 0)
 		rc = parse_bytes(&m->staged, "staged", n_staged_bytes, ret_err, &g->staged);
-	if (rc == 0)
-		rc = parse_bytes(
-			&m->content, "content", STATE_MAX_CONTENT_BYTES, ret_err, &g->content);
 	return rc < 0 ? rc : parse_residencies(m, ret_err, g);
 }
 

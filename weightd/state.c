@@ -19,7 +19,6 @@ void state_generation_fini(struct state_generation *g)
 	free(g->residencies);
 	free(g->path);
 	free(g->staged.data);
-	free(g->content.data);
 	free(g->sums.data);
 	*g = (struct state_generation){0};
 }

@@ -24,7 +24,6 @@ enum {
 	STATE_MAX_TENSORS = 1 << 20,
 	STATE_MAX_SUMS_BYTES = 16 << 20, /* of a residency */
 	STATE_SECRET_BYTES = 32,
-	STATE_MAX_CONTENT_BYTES = 64,
 };
 
 struct state_file {
@@ -95,7 +94,6 @@ struct state_generation {
 	uint32_t n_tensors;
 	uint32_t n_residencies; /* at least 1 but where it is warm or loading, slots rise */
 	struct state_residency *residencies;
-	struct state_bytes content;
 };
 
 struct state_grant {

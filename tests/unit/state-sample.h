@@ -79,7 +79,6 @@ static inline void state_sample_generation(struct state_generation *g, uint64_t 
 	g->memfd = (struct state_file){.dev = 1, .inode = 30, .n_bytes = 4096 + 8192};
 	g->n_tensors = 9;
 	state_sample_bytes(&g->staged, "\x05\x01");
-	state_sample_bytes(&g->content, "content");
 	g->n_residencies = 2;
 	g->residencies = state_sample_alloc(2 * sizeof(*g->residencies));
 	state_sample_residency(&g->residencies[0], 0, false);

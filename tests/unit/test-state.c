@@ -44,7 +44,6 @@ static void comes_back(void **state)
 	assert_memory_equal(&g->file, &s.generations[1].file, sizeof(g->file));
 	assert_memory_equal(&g->memfd, &s.generations[1].memfd, sizeof(g->memfd));
 	assert_memory_equal(g->staged.data, "\x05\x01", 2);
-	assert_memory_equal(g->content.data, "content", 7);
 	assert_true(g->residencies[1].is_foreign);
 	assert_int_equal(g->residencies[1].slot, 2);
 	const struct state_residency *r = &g->residencies[0];
@@ -201,8 +200,6 @@ static void refuses_long_texts(void **state)
 	memset(path, 'p', sizeof(path) - 1);
 	path[sizeof(path) - 1] = '\0';
 	REFUSES((free(g->path), g->path = strdup(path)), "path: expected at most");
-	REFUSES((void)!state_bytes_set(&g->content, NULL, STATE_MAX_CONTENT_BYTES + 1),
-		"content: expected at most");
 	REFUSES((void)!state_bytes_set(&r->sums, NULL, STATE_MAX_SUMS_BYTES + 1),
 		"sums: expected at most");
 }
