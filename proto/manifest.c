@@ -192,14 +192,6 @@ bool manifest_has_same_tokens(const struct manifest *a, const struct manifest *b
 	return true;
 }
 
-bool manifest_has_same_content(const struct manifest *a, const struct manifest *b)
-{
-	static const uint8_t unknown[sizeof(a->header->content_hash)];
-
-	return memcmp(a->header->content_hash, unknown, sizeof(unknown)) &&
-	       !memcmp(a->header->content_hash, b->header->content_hash, sizeof(unknown));
-}
-
 struct manifest *manifest_free(struct manifest *m)
 {
 	if (m && atomic_fetch_sub(&m->n_refs, 1) > 0)

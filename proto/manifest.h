@@ -77,7 +77,6 @@ struct manifest_header {
 	uint32_t n_sections; /* MANIFEST_N_SECTIONS */
 	uint64_t n_bytes;    /* of the whole block */
 	uint64_t generation;
-	uint8_t content_hash[32]; /* identity of the file's bytes; zero when not taken */
 	struct manifest_section sections[MANIFEST_N_SECTIONS];
 };
 
@@ -221,9 +220,6 @@ struct manifest *manifest_ref(struct manifest *m);
 
 /* Do token ids mean the same in both: as many tokens, each of the same kind and bytes? */
 bool manifest_has_same_tokens(const struct manifest *a, const struct manifest *b);
-
-/* Of both is known what file they are made from, and it is the same, byte for byte. */
-bool manifest_has_same_content(const struct manifest *a, const struct manifest *b);
 
 /* The last owner's call frees it. Accepts NULL; returns NULL. */
 struct manifest *manifest_free(struct manifest *m);

@@ -149,6 +149,14 @@ int weights_client_add_refusal(struct weights_client *c, uint32_t handle_type, u
 	return 0;
 }
 
+bool weights_client_has_same_contents(
+	const struct weights_client_contents *a, const struct weights_client_contents *b)
+{
+	if (a->has_identity && b->has_identity)
+		return !memcmp(a->identity, b->identity, sizeof(a->identity));
+	return a->has_file && b->has_file && !memcmp(a->file, b->file, sizeof(a->file));
+}
+
 void weights_client_acquired_fini(struct weights_client_acquired *a)
 {
 	for (uint32_t i = 0; i < a->n_allocs; i++)
@@ -249,6 +257,10 @@ static int must_check weights_client_add_acquired(const Wd__Acquired *m, bool ha
 		return err_set(ret_err, EPROTO, "weightd: lease: more than %d allocations",
 			MANIFEST_MAX_ALLOCS);
 	if (first) {
+		int r = weights_link_read_contents(
+			&m->identity, &m->file_identity, ret_err, &a->contents);
+		if (r < 0)
+			return r;
 		a->generation = m->generation;
 		a->manifest_fd = fdlist_take(fds, 0);
 	}
@@ -379,7 +391,8 @@ static int must_check weights_client_give(
 }
 
 static int must_check weights_client_receive_resumed(struct weights_client *c,
-	const struct weights_client_held *held, struct err *ret_err, bool *ret_wants)
+	const struct weights_client_held *held, struct err *ret_err, bool *ret_wants,
+	struct weights_client_contents *ret_contents)
 {
 	_cleanup_(weights_link_free_reply)
 	Wd__Reply *reply = NULL;
@@ -394,12 +407,14 @@ static int must_check weights_client_receive_resumed(struct weights_client *c,
 			(unsigned long long)held->generation,
 			(unsigned long long)reply->resumed->generation);
 	*ret_wants = reply->resumed->wants_descriptors;
-	return 0;
+	return weights_link_read_contents(
+		&reply->resumed->identity, &reply->resumed->file_identity, ret_err, ret_contents);
 }
 
 int weights_client_resume(struct weights_client *c, const struct weights_client_held *held,
-	struct err *ret_err, bool *ret_gave)
+	struct err *ret_err, bool *ret_gave, struct weights_client_contents *ret_contents)
 {
+	struct weights_client_contents contents = {0};
 	Wd__Resume resume;
 	Wd__Request request;
 	bool wants = false, wants_more = false;
@@ -407,15 +422,17 @@ int weights_client_resume(struct weights_client *c, const struct weights_client_
 	weights_client_init_resume(held, &resume, &request);
 	int r = weights_link_send(&c->link, &request, NULL, ret_err);
 	if (r == 0)
-		r = weights_client_receive_resumed(c, held, ret_err, &wants);
+		r = weights_client_receive_resumed(c, held, ret_err, &wants, &contents);
 	if (r == 0 && wants)
 		r = weights_client_give(c, held, ret_err);
 	if (r == 0 && wants)
-		r = weights_client_receive_resumed(c, held, ret_err, &wants_more);
+		r = weights_client_receive_resumed(c, held, ret_err, &wants_more, &contents);
 	if (r == 0 && wants_more)
 		return err_set(ret_err, EPROTO, "weightd: lease: it wants descriptors again");
-	if (r == 0)
+	if (r == 0) {
 		*ret_gave = wants;
+		*ret_contents = contents;
+	}
 	return r;
 }
 

@@ -88,9 +88,22 @@ struct weights_client_alloc {
 	int fd;               /* owned by the holder of this struct until taken; -1 in status */
 };
 
+/* What a generation holds; see Acquired in weightd.proto. */
+struct weights_client_contents {
+	bool has_identity;
+	bool has_file;
+	uint8_t identity[32];
+	uint8_t file[32]; /* the file identity */
+};
+
+/* Known to be the same: nobody can tell by the weights which of the two computes. */
+bool weights_client_has_same_contents(
+	const struct weights_client_contents *a, const struct weights_client_contents *b);
+
 /* A lease's worth of a generation. */
 struct weights_client_acquired {
 	uint64_t generation;
+	struct weights_client_contents contents;
 	int manifest_fd;
 	uint32_t n_allocs;
 	struct weights_client_alloc *allocs;
@@ -185,10 +198,11 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_DETACHED,
 	WEIGHTS_CLIENT_LOST, /* text says why */
 	/* As LOST, to the worker that they concern without weights_client_watch: */
-	WEIGHTS_CLIENT_PRESSURE, /* others need memory: who is idle parks */
-	WEIGHTS_CLIENT_REPLACED, /* generation is newer, and ready */
-	WEIGHTS_CLIENT_CORRUPT,  /* text names tensors; since_ns: how long it may be so */
-	WEIGHTS_CLIENT_EXPELLED, /* the lease has ended */
+	WEIGHTS_CLIENT_PRESSURE,   /* others need memory: who is idle parks */
+	WEIGHTS_CLIENT_REPLACED,   /* generation is newer, and ready */
+	WEIGHTS_CLIENT_CORRUPT,    /* text names tensors; since_ns: how long it may be so */
+	WEIGHTS_CLIENT_EXPELLED,   /* the lease has ended */
+	WEIGHTS_CLIENT_IDENTIFIED, /* contents have an identity now */
 };
 
 /* Strings are borrowed for the time of the callback. */
@@ -201,6 +215,7 @@ struct weights_client_event {
 	const char *text;
 	int32_t pid;
 	uint64_t since_ns;
+	struct weights_client_contents contents; /* of generation */
 };
 
 typedef void (*weights_client_event_fn)(const struct weights_client_event *event, void *userdata);
@@ -267,10 +282,12 @@ struct weights_client_held {
 
 /*
  * The lease again, of a weightd that may be another by now: where it has lost its descriptors, it
- * gets these. Waits until the generation is there or lost. ret_gave: it wanted them.
+ * gets these. Waits until the generation is there or lost. ret_gave: it wanted them. ret_contents:
+ * as far as they are known by now.
  */
 int must_check weights_client_resume(struct weights_client *c,
-	const struct weights_client_held *held, struct err *ret_err, bool *ret_gave);
+	const struct weights_client_held *held, struct err *ret_err, bool *ret_gave,
+	struct weights_client_contents *ret_contents);
 
 /* The manifest and the allocations of the newest generation, without their fds and without a lease.
  */

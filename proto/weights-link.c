@@ -134,6 +134,34 @@ int weights_link_send(
 	return 0;
 }
 
+static int must_check weights_link_read_digest(const ProtobufCBinaryData *from, const char *what,
+	struct err *ret_err, bool *ret_has, uint8_t ret_digest[32])
+{
+	if (from->len != 0 && from->len != 32)
+		return err_set(ret_err, EPROTO, "weightd: %s: expected 32 bytes, found %zu", what,
+			from->len);
+	*ret_has = from->len > 0;
+	if (*ret_has)
+		memcpy(ret_digest, from->data, 32);
+	return 0;
+}
+
+int weights_link_read_contents(const ProtobufCBinaryData *identity,
+	const ProtobufCBinaryData *file_identity, struct err *ret_err,
+	struct weights_client_contents *ret_contents)
+{
+	struct weights_client_contents c = {0};
+	int r = weights_link_read_digest(
+		identity, "identity", ret_err, &c.has_identity, c.identity);
+
+	if (r == 0)
+		r = weights_link_read_digest(
+			file_identity, "file identity", ret_err, &c.has_file, c.file);
+	if (r == 0)
+		*ret_contents = c;
+	return r;
+}
+
 static int must_check weights_link_take_event(
 	struct weights_link *l, const Wd__Reply *reply, struct err *ret_err)
 {
@@ -148,10 +176,12 @@ static int must_check weights_link_take_event(
 	if (reply->n_fds != 0)
 		return err_set(ret_err, EPROTO, "weightd: event: expected no descriptors, found %u",
 			reply->n_fds);
-	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__EXPELLED)
+	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__IDENTIFIED)
 		return err_set(ret_err, EPROTO, "weightd: event: unknown kind %d", (int)e->kind);
-	if (!l->event_fn)
-		return 0;
+	struct weights_client_contents contents = {0};
+	int r = weights_link_read_contents(&e->identity, &e->file_identity, ret_err, &contents);
+	if (r < 0 || !l->event_fn)
+		return r;
 	struct weights_client_event event = {
 		.kind = (enum weights_client_event_kind)e->kind,
 		.model = e->model,
@@ -161,6 +191,7 @@ static int must_check weights_link_take_event(
 		.text = e->text,
 		.pid = e->pid,
 		.since_ns = e->since_ns,
+		.contents = contents,
 	};
 	l->event_fn(&event, l->userdata);
 	return 0;

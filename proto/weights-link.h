@@ -54,6 +54,11 @@ int must_check weights_link_call(struct weights_link *l, Wd__Request *request,
 /* Takes one event if a packet is there; WEIGHTS_LINK_IDLE if not. Never blocks. */
 int must_check weights_link_poll(struct weights_link *l, struct err *ret_err);
 
+/* The two digests of a message, each 32 bytes or none. -EPROTO. */
+int must_check weights_link_read_contents(const ProtobufCBinaryData *identity,
+	const ProtobufCBinaryData *file_identity, struct err *ret_err,
+	struct weights_client_contents *ret_contents);
+
 /* For _cleanup_. */
 void weights_link_free_reply(Wd__Reply **reply);
 

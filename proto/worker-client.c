@@ -480,6 +480,13 @@ static int must_check worker_client_read_status(
 		return err_set(ret_err, EPROTO,
 			"worker: status: expected at most %zu placements, found %zu",
 			ARRAY_SIZE(s.placed_weights), m->n_placed_weights);
+	if (m->identity.len != 0 && m->identity.len != sizeof(s.identity))
+		return err_set(ret_err, EPROTO,
+			"worker: status: identity: expected %zu bytes, found %zu",
+			sizeof(s.identity), m->identity.len);
+	s.has_identity = m->identity.len > 0;
+	if (s.has_identity)
+		memcpy(s.identity, m->identity.data, sizeof(s.identity));
 	int r = worker_client_copy("model", m->model, sizeof(s.model), ret_err, s.model);
 	if (r == 0)
 		r = worker_client_copy("device", m->device, sizeof(s.device), ret_err, s.device);

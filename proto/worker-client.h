@@ -268,6 +268,8 @@ struct worker_client_status {
 	uint32_t n_dispatches;
 	bool weightd_connected;
 	bool is_parked; /* it has nothing on the device until a request computes */
+	bool has_identity;
+	uint8_t identity[32]; /* of the generation's contents */
 	uint32_t n_placed_weights;
 	struct worker_client_placed placed_weights[WORKER_CLIENT_MAX_PLACEMENTS];
 	uint32_t stream_rows; /* 0: no step copies weights */

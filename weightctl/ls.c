@@ -29,7 +29,9 @@ static int print(const struct weights_client_status *s)
 				g->n_holds, g->pinned ? "yes" : "no",
 				g->idle_ns ? figure_time(g->idle_ns).text : "-",
 				status_names_residency(g->residency).text,
-				g->has_identity ? status_names_identity(g).text : "-");
+				g->has_identity
+					? status_names_identity(g->has_identity, g->identity).text
+					: "-");
 		}
 	}
 	return 0;

@@ -125,7 +125,8 @@ static json_t *generation(const void *generations, uint32_t i)
 		"allocations", array_of(g->allocs, g->n_allocs, allocation));
 	if (!o)
 		return NULL;
-	if (json_object_set_new(o, "identity", output_name(status_names_identity(g).text)) < 0 ||
+	if (json_object_set_new(o, "identity",
+		    output_name(status_names_identity(g->has_identity, g->identity).text)) < 0 ||
 		json_object_set_new(o, "verified_ns", json_integer((json_int_t)g->verified_ns)) <
 			0) {
 		json_decref(o);
@@ -249,5 +250,7 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		"experts", experts(&s->experts));
 
 	o = with(o, "memory", status_memory_json(&s->memory));
+	o = with(o, "identity",
+		output_name(status_names_identity(s->has_identity, s->identity).text));
 	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

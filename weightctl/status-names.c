@@ -52,11 +52,11 @@ struct status_names_uuid status_names_uuid(const uint8_t uuid[16])
 	return result;
 }
 
-struct status_names_identity status_names_identity(const struct weights_client_generation *g)
+struct status_names_identity status_names_identity(bool has_identity, const uint8_t identity[32])
 {
 	struct status_names_identity id = {0};
 
-	for (unsigned i = 0; g->has_identity && i < sizeof(g->identity); i++)
-		snprintf(id.text + 2 * i, 3, "%02x", g->identity[i]);
+	for (unsigned i = 0; has_identity && i < 32; i++)
+		snprintf(id.text + 2 * i, 3, "%02x", identity[i]);
 	return id;
 }

@@ -5,9 +5,8 @@
 /*
  * Words for the ids of a status. Static strings; "unknown" for an id of a later version.
  */
+#include <stdbool.h>
 #include <stdint.h>
-
-struct weights_client_generation;
 
 struct status_names_identity {
 	char text[65]; /* 64 hexadecimal digits; empty while it is not known */
@@ -20,7 +19,7 @@ struct status_names_uuid {
 const char *status_names_placement(uint32_t placement); /* enum manifest_placement */
 const char *status_names_handle(uint32_t handle_type);  /* enum weights_client_handle */
 struct status_names_uuid status_names_uuid(const uint8_t uuid[16]);
-struct status_names_identity status_names_identity(const struct weights_client_generation *g);
+struct status_names_identity status_names_identity(bool has_identity, const uint8_t identity[32]);
 
 /* weights_client_generation.residency: "0,1,others" with the numbers of `status`; "-" for none. */
 struct status_names_residency {

@@ -85,7 +85,8 @@ static void print_generation(const struct weights_client_status *s, const char *
 		figure_bytes(g->weights_bytes + g->paged_bytes).text, g->n_tensors, g->n_leases,
 		g->n_leases == 1 ? "" : "s");
 	if (g->has_identity)
-		printf("  identity %.12s, found right %s ago\n", status_names_identity(g).text,
+		printf("  identity %.12s, found right %s ago\n",
+			status_names_identity(g->has_identity, g->identity).text,
 			figure_time(g->verified_ns).text);
 	if (g->pinned || g->n_holds || g->idle_ns) {
 		printf("  %s", g->pinned ? "pinned" : "not pinned");

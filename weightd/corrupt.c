@@ -107,7 +107,8 @@ static void corrupt_tell(struct service *s, const struct registry_generation *g,
 				.total_bytes = n_bytes,
 				.text = text,
 				.discreet_text = why,
-				.since_ns = clock_now_ns() - clean_ns});
+				.since_ns = clock_now_ns() - clean_ns,
+				.export = service_get_export(s, data)});
 }
 
 void corrupt_found(

@@ -66,6 +66,8 @@ struct export
 	uint64_t host_bytes;   /* of memory that the device exports of the host's */
 	bool is_charged;       /* source_charge was done for it */
 	struct check *check;   /* owned; weightd/check.h says who reads what of it */
+	bool has_file_identity;
+	uint8_t file_identity[IDENTITY_BYTES]; /* identity_make_file */
 	uint64_t generation;
 	bool is_foreign;   /* for devices that are not weightd's */
 	bool is_inherited; /* of an earlier weightd: drivers do not count it as this process's */

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <sys/stat.h>
 
 #include "proto/dtype.h"
 #include "weightd/gguf.h"
@@ -69,4 +70,22 @@ int identity_make(const struct sum_key *key, const uint8_t description[IDENTITY_
 	}
 	sha256_end(&h, ret_identity);
 	return 0;
+}
+
+void identity_make_file(const struct sum_key *key, const uint8_t description[IDENTITY_BYTES],
+	const struct stat *file, uint8_t ret_identity[IDENTITY_BYTES])
+{
+	static const uint8_t label[16] = "weightd file v1";
+	struct sha256 h;
+
+	sha256_init(&h);
+	sha256_add(&h, label, sizeof(label));
+	sha256_add(&h, key->secret, sizeof(key->secret));
+	sha256_add(&h, description, IDENTITY_BYTES);
+	identity_add_u64(&h, file->st_dev);
+	identity_add_u64(&h, file->st_ino);
+	identity_add_u64(&h, (uint64_t)file->st_size);
+	identity_add_u64(&h, (uint64_t)file->st_mtim.tv_sec);
+	identity_add_u64(&h, (uint64_t)file->st_mtim.tv_nsec);
+	sha256_end(&h, ret_identity);
 }

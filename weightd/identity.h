@@ -14,6 +14,7 @@
 #include "proto/util/cleanup.h"
 
 struct gguf;
+struct stat;
 struct sum_key;
 struct sums;
 
@@ -31,5 +32,13 @@ void identity_describe(const struct gguf *g, uint8_t ret_description[IDENTITY_BY
  */
 int must_check identity_make(const struct sum_key *key, const uint8_t description[IDENTITY_BYTES],
 	const struct sums *s, uint8_t ret_identity[IDENTITY_BYTES]);
+
+/*
+ * What stands in for it while sums are missing: SHA-256 of label, secret, description, and of the
+ * model file its device, inode, size and time of change. A file that nobody writes to without
+ * moving its time of change holds the same bytes then.
+ */
+void identity_make_file(const struct sum_key *key, const uint8_t description[IDENTITY_BYTES],
+	const struct stat *file, uint8_t ret_identity[IDENTITY_BYTES]);
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "proto/util/err.h"
 #include "proto/util/log.h"
@@ -14,12 +15,25 @@
 #include "weightd/source.h"
 #include "weightd/sums.h"
 
+/* A file that workers write to keeps its time while they do; one that is not to be had has none. */
+static void load_sums_identify_file(const struct load_sums_params *p)
+{
+	const struct stat *file = source_get_identity(p->source);
+	struct export *e = p->export;
+
+	if (source_is_writable(p->source) || file->st_ino == 0)
+		return;
+	identity_make_file(p->key, check_get_description(e->check), file, e->file_identity);
+	e->has_file_identity = true;
+}
+
 static int load_sums_run(const struct load_sums_params *p, struct err *ret_err)
 {
 	struct check_means means = {.key = p->key};
 	struct check_report report;
 	int rc = 0;
 
+	load_sums_identify_file(p);
 	if (p->device && !*p->checksum)
 		rc = checksum_new(p->device, p->key, ret_err, p->checksum);
 	if (rc)

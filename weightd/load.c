@@ -206,14 +206,13 @@ static void load_forget_place(struct load *l)
 
 static int load_write_manifest(struct load *l, struct err *ret_err)
 {
-	static const uint8_t no_hash[32];
 	const struct manifest_writer_placement placement = {.n_allocs = l->placement->n_allocs,
 		.allocs = l->placement->allocs,
 		.tensor_alloc = l->placement->tensor_alloc,
 		.tensor_offset = l->placement->tensor_offset};
 
-	return manifest_writer_write(l->gguf, &l->model, &placement, l->params->generation, no_hash,
-		ret_err, &l->export->manifest_fd, &l->export->manifest_bytes);
+	return manifest_writer_write(l->gguf, &l->model, &placement, l->params->generation, ret_err,
+		&l->export->manifest_fd, &l->export->manifest_bytes);
 }
 
 static bool load_has_memfd(const struct load *l)

@@ -173,8 +173,8 @@ static int write_memfd(struct writer *w, struct err *e, int *ret_fd)
 }
 
 int manifest_writer_write(const struct gguf *g, const struct validate_model *model,
-	const struct manifest_writer_placement *placement, uint64_t generation,
-	const uint8_t content_hash[32], struct err *ret_err, int *ret_fd, uint64_t *ret_n_bytes)
+	const struct manifest_writer_placement *placement, uint64_t generation, struct err *ret_err,
+	int *ret_fd, uint64_t *ret_n_bytes)
 {
 	struct writer w = {
 		.g = g,
@@ -187,7 +187,6 @@ int manifest_writer_write(const struct gguf *g, const struct validate_model *mod
 			.generation = generation},
 	};
 
-	memcpy(w.header.content_hash, content_hash, sizeof(w.header.content_hash));
 	int r = token_table_init(model, ret_err, &w.tokens);
 	if (r == 0)
 		r = lay_out(&w, ret_err);

@@ -26,7 +26,7 @@ struct manifest_writer_placement {
 /* -EINVAL with ret_err for what only shows while the tables are built (a token or key twice, a
  * merge of unknown tokens); -errno of memfd_create and friends. */
 int must_check manifest_writer_write(const struct gguf *g, const struct validate_model *model,
-	const struct manifest_writer_placement *placement, uint64_t generation,
-	const uint8_t content_hash[32], struct err *ret_err, int *ret_fd, uint64_t *ret_n_bytes);
+	const struct manifest_writer_placement *placement, uint64_t generation, struct err *ret_err,
+	int *ret_fd, uint64_t *ret_n_bytes);
 
 #endif

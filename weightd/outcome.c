@@ -192,7 +192,8 @@ void outcome_tell_replaced(struct service *s, const struct registry_generation *
 		service_tell_holders(s, old->id,
 			&(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
 				.model = g->model,
-				.generation = g->id});
+				.generation = g->id,
+				.export = service_get_export(s, g->data)});
 	}
 }
 
@@ -226,7 +227,8 @@ static void outcome_on_ready(
 				.model = model,
 				.generation = g->id,
 				.loaded_bytes = data->loaded_bytes,
-				.total_bytes = data->loaded_bytes});
+				.total_bytes = data->loaded_bytes,
+				.export = r->export});
 	outcome_tell_replaced(s, g);
 	acquire_wake(s, model, 0, NULL);
 	service_collect(s);

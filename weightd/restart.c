@@ -162,7 +162,9 @@ void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 		if (rc < 0)
 			rpc_reply_error(p, w->request, rc, &err);
 		else
-			rpc_reply_resumed(p, w->request, id, false);
+			rpc_reply_resumed(p, w->request, id,
+				service_get_export(
+					r->service, registry_find(r->service->registry, id)->data));
 		if (rc == 0)
 			resume_tell_replaced(r->service, p, id);
 		TAILQ_REMOVE(&r->waits, w, entry);
@@ -213,8 +215,10 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 	restart_log_adopted(registry_find(r->service->registry, id), data);
 	if (!record->is_warm)
 		service_tell(r->service,
-			&(struct rpc_reply_event){
-				.kind = RPC_REPLY_READY, .model = model, .generation = id});
+			&(struct rpc_reply_event){.kind = RPC_REPLY_READY,
+				.model = model,
+				.generation = id,
+				.export = service_get_export(r->service, data)});
 	restart_answer(r, id, NULL);
 	if (registry_find(r->service->registry, id)->state == REGISTRY_READY)
 		outcome_tell_replaced(r->service, registry_find(r->service->registry, id));

@@ -47,7 +47,8 @@ void resume_tell_replaced(struct service *s, struct peer *p, uint64_t generation
 		if (g->id > generation && g->state == REGISTRY_READY && !strcmp(g->model, model))
 			rpc_reply_event(p, &(struct rpc_reply_event){.kind = RPC_REPLY_REPLACED,
 						   .model = g->model,
-						   .generation = g->id});
+						   .generation = g->id,
+						   .export = service_get_export(s, g->data)});
 	}
 }
 
@@ -97,7 +98,8 @@ static int resume_lease(
 		return rc;
 	restart_on_return(s->restart, p, params->generation);
 	restart_save(s->restart);
-	rpc_reply_resumed(p, params->request, params->generation, false);
+	rpc_reply_resumed(p, params->request, params->generation,
+		service_get_export(s, registry_find(s->registry, params->generation)->data));
 	service_tell(s, &(struct rpc_reply_event){.kind = RPC_REPLY_ATTACHED,
 				.model = params->model,
 				.generation = params->generation,
@@ -172,7 +174,7 @@ int resume_handle(struct service *s, struct peer *p, const struct resume_params 
 		!restart_is_of_model(s->restart, params->generation, params->model))
 		return resume_refuse(params->generation, ret_err);
 	if (where == RESTART_LACKING && fds->n == 0) {
-		rpc_reply_resumed(p, params->request, params->generation, true);
+		rpc_reply_resumed(p, params->request, params->generation, NULL);
 		return 0;
 	}
 	rc = service_check_pending(p, ret_err);

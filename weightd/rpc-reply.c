@@ -68,6 +68,23 @@ static void reply_send(
 		peer_send(p, data, n_bytes, fds, n_fds);
 }
 
+/* What it holds, for the digests of a message: as they are known now. */
+struct reply_contents {
+	uint8_t bytes[IDENTITY_BYTES];
+	ProtobufCBinaryData identity;
+	ProtobufCBinaryData file_identity;
+};
+
+static void reply_fill_contents(const struct export *e, struct reply_contents *c)
+{
+	*c = (struct reply_contents){.identity = {.len = 0}};
+	if (e->check && check_get_identity(e->check, c->bytes))
+		c->identity = (ProtobufCBinaryData){.len = IDENTITY_BYTES, .data = c->bytes};
+	if (e->has_file_identity)
+		c->file_identity = (ProtobufCBinaryData){
+			.len = IDENTITY_BYTES, .data = (uint8_t *)e->file_identity};
+}
+
 /* ---- small ones ---- */
 
 void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct err *err)
@@ -105,13 +122,19 @@ void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
 }
 
 void rpc_reply_resumed(
-	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors)
+	struct peer *p, uint64_t request, uint64_t generation, const struct export *e)
 {
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Resumed resumed = WD__RESUMED__INIT;
+	struct reply_contents contents;
 
 	resumed.generation = generation;
-	resumed.wants_descriptors = wants_descriptors;
+	resumed.wants_descriptors = !e;
+	if (e) {
+		reply_fill_contents(e, &contents);
+		resumed.identity = contents.identity;
+		resumed.file_identity = contents.file_identity;
+	}
 	reply.body_case = WD__REPLY__BODY_RESUMED;
 	reply.resumed = &resumed;
 	reply_send(p, request, &reply, NULL, 0);
@@ -121,6 +144,7 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 {
 	Wd__Reply reply = WD__REPLY__INIT;
 	Wd__Event e = WD__EVENT__INIT;
+	struct reply_contents contents;
 
 	e.kind = (Wd__Event__Kind)event->kind;
 	e.model = (char *)(event->model ? event->model : "");
@@ -130,6 +154,11 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 	e.text = (char *)(event->text ? event->text : "");
 	e.pid = event->pid;
 	e.since_ns = event->since_ns;
+	if (event->export) {
+		reply_fill_contents(event->export, &contents);
+		e.identity = contents.identity;
+		e.file_identity = contents.file_identity;
+	}
 	reply.body_case = WD__REPLY__BODY_EVENT;
 	reply.event = &e;
 	reply_send(p, 0, &reply, NULL, 0);
@@ -295,12 +324,17 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 	for (bool is_first = true; is_first || at < e->n_allocs; is_first = false) {
 		Wd__Reply reply = WD__REPLY__INIT;
 		Wd__Acquired acquired = WD__ACQUIRED__INIT;
+		struct reply_contents contents;
 		int fds[FDLIST_MAX];
 		uint32_t n_fds = 0;
 		uint32_t begin = at;
 
-		if (is_first)
+		if (is_first) {
 			fds[n_fds++] = e->manifest_fd;
+			reply_fill_contents(e, &contents);
+			acquired.identity = contents.identity;
+			acquired.file_identity = contents.file_identity;
+		}
 		while (at < e->n_allocs && n_fds < FDLIST_MAX)
 			fds[n_fds++] = lent[at++];
 		acquired.generation = generation;
@@ -325,8 +359,12 @@ void rpc_reply_described(
 	uint32_t n_bytes;
 	_cleanup_(cleanup_free)
 	uint8_t *data = NULL;
+	struct reply_contents contents;
 	int fd = fcntl(e->manifest_fd, F_DUPFD_CLOEXEC, 0);
 
+	reply_fill_contents(e, &contents);
+	acquired.identity = contents.identity;
+	acquired.file_identity = contents.file_identity;
 	acquired.generation = generation;
 	acquired.has_manifest = true;
 	acquired.n_allocations = e->n_allocs;

@@ -21,8 +21,9 @@ void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct er
 void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
 
+/* e: of the generation; NULL: the peer's descriptors are wanted. */
 void rpc_reply_resumed(
-	struct peer *p, uint64_t request, uint64_t generation, bool wants_descriptors);
+	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
 
 /*
  * The peer has a lease on the generation: its descriptors are lent to the queue. importer: the
@@ -55,6 +56,7 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_REPLACED,
 	RPC_REPLY_CORRUPT,
 	RPC_REPLY_EXPELLED,
+	RPC_REPLY_IDENTIFIED,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */
@@ -68,6 +70,7 @@ struct rpc_reply_event {
 	const char *discreet_text; /* in place of text for who may not hear of pids; NULL: text */
 	int32_t pid;
 	uint64_t since_ns;
+	const struct export *export; /* any of the generation's; NULL: its contents are not told */
 };
 
 void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event);

@@ -47,6 +47,11 @@ struct service {
 	uint64_t last_verify;
 };
 
+/* One that knows the generation's identity, else any; NULL: it has none. Constant as exports are.
+ */
+const struct export *service_get_export(
+	const struct service *s, const struct service_generation *data);
+
 /* To every watcher. */
 void service_tell(struct service *s, const struct rpc_reply_event *event);
 

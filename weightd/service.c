@@ -92,6 +92,21 @@ uint64_t service_get_uptime_ns(const struct service *s)
 	return clock_now_ns() - s->start_ns;
 }
 
+const struct export *service_get_export(
+	const struct service *s, const struct service_generation *data)
+{
+	uint8_t identity[IDENTITY_BYTES];
+	const struct export *any = NULL;
+
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++) {
+		const struct export *e = data->residencies[i].export;
+		if (e && e->check && check_get_identity(e->check, identity))
+			return e;
+		any = any ? any : e;
+	}
+	return any;
+}
+
 void service_tell(struct service *s, const struct rpc_reply_event *event)
 {
 	struct peer *p;
@@ -215,8 +230,11 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	struct service_generation *data = g->data;
 	free(data->lost_why);
 	data->lost_why = strdup(why);
-	const struct rpc_reply_event event = {
-		.kind = RPC_REPLY_LOST, .model = g->model, .generation = id, .text = why};
+	const struct rpc_reply_event event = {.kind = RPC_REPLY_LOST,
+		.model = g->model,
+		.generation = id,
+		.text = why,
+		.export = service_get_export(s, g->data)};
 	service_tell(s, &event);
 	service_tell_holders(s, id, &event);
 	snprintf(model, sizeof(model), "%s", g->model); /* g may move */

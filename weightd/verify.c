@@ -192,6 +192,13 @@ static void verify_keep_sums(struct service *s, uint32_t slot, const struct load
 	free(e->sums);
 	e->sums = r->sums;
 	e->n_sums_bytes = r->n_sums_bytes;
+	uint8_t identity[IDENTITY_BYTES];
+	if (check_get_identity(e->check, identity))
+		service_tell_holders(s, g->id,
+			&(struct rpc_reply_event){.kind = RPC_REPLY_IDENTIFIED,
+				.model = g->model,
+				.generation = g->id,
+				.export = e});
 }
 
 void verify_take(struct service *s, uint32_t slot, const struct loader_result *r)

@@ -20,12 +20,15 @@ struct engine {
 	struct stack_params site;  /* its client is the one that was lent last */
 	struct stack *stack;       /* NULL: parked */
 	struct manifest *manifest; /* a reference: of the stack there is, or of the last */
-	uint64_t generation;       /* likewise */
-	uint64_t epoch;            /* see message.epoch */
-	uint64_t newest;           /* generation that weightd has told of */
-	uint64_t unfit;            /* newer generation that open sessions cannot move to */
-	uint64_t lost;             /* generation not to be computed with */
+	uint64_t generation;       /* likewise; 0: of a weightd that is no more */
+	struct weights_client_contents contents; /* likewise */
+	uint64_t epoch;                          /* see message.epoch */
+	uint64_t newest;                         /* generation that weightd has told of */
+	uint64_t unfit; /* newer generation that open sessions cannot move to */
+	uint64_t lost;  /* generation not to be computed with */
 	struct err lost_why;
+	uint64_t unleased; /* generation to be let go of when nobody generates */
+	struct err unleased_why;
 	bool is_pressed;
 	uint64_t idle_ns; /* since when nobody generates, or parking was tried */
 	struct scheduler *scheduler;

@@ -336,6 +336,11 @@ static void *engine_run(void *userdata)
 		if (!scheduler_is_busy(e->scheduler)) {
 			if (e->is_cache_due && !e->is_cache_saved && !e->code)
 				engine_save_cache(e);
+			/* What waited for the last generation; nobody may ask for anything now. */
+			if (!e->code)
+				park_attend(e);
+			if (e->code && e->failure)
+				continue;
 			queue_wait_until(e->params.in, park_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
@@ -404,6 +409,7 @@ int engine_new(const struct engine_params *params, struct err *ret_err, struct e
 	e->stack = params->stack;
 	e->manifest = manifest_ref(params->stack->weights->manifest);
 	e->generation = params->stack->weights->generation;
+	e->contents = params->stack->weights->contents;
 	e->epoch = 1;
 	e->idle_ns = clock_now_ns();
 	park_tell_lease(e);

@@ -14,8 +14,10 @@
  *
  * It moves to a newer generation when nobody generates, if no session is open or token ids mean the
  * same there; else when the last session is closed. A generation that is lost, corrupt or no longer
- * leased is dropped at once: generations (of text) go on when the newest generation is made from
- * the same file, computed anew; else they end as FAILED, for no answer is of two models.
+ * leased is dropped at once: generations (of text) go on when the newest generation is known to
+ * hold the same (weights_client_has_same_contents), computed anew; else they end as FAILED, for no
+ * answer is of two models. One that a weightd which came back does not know is let go of when
+ * nobody generates.
  *
  * When the device is lost or a step fails, every generation ends as FAILED, MESSAGE_FAILED goes
  * out once, and every further request is refused: the process is to end.

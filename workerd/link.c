@@ -26,9 +26,8 @@ enum { LINK_RETRY_MS = 20, LINK_RETRY_MAX_MS = 1000 };
 
 enum link_state {
 	LINK_UP,
-	LINK_WAITING,  /* for the next try */
-	LINK_TRYING,   /* on a thread */
-	LINK_GIVEN_UP, /* weightd does not have the generation any more */
+	LINK_WAITING, /* for the next try */
+	LINK_TRYING,  /* on a thread */
 };
 
 struct link {
@@ -41,6 +40,9 @@ struct link {
 	struct event *retry;
 	int retry_ms;
 	bool is_stopping; /* nothing is lent any more */
+	/* Generation that the weightd which is there now does not know: it hears nothing of it. 0:
+	 * none. Written while no try runs. */
+	uint64_t refused;
 
 	/* One try. The thread's, until done_fd is readable; then it is joined. */
 	pthread_t thread;
@@ -52,6 +54,7 @@ struct link {
 	int try_code;
 	bool try_is_refused; /* weightd said no, nothing just failed */
 	bool try_gave;
+	struct weights_client_contents try_contents; /* of the generation that is leased again */
 	struct err try_err;
 	/* What weightd tells behind its answer waits here until the engine can have its client: to
 	 * let go of what was lost, it needs that. The thread's, then the loop's. */
@@ -81,7 +84,7 @@ static int link_publish(struct link *l, int sock)
 	return rc;
 }
 
-/* Who parked has nothing to resume. */
+/* Who parked has nothing to resume, nor has who was refused. */
 static int link_resume(struct link *l, struct err *ret_err)
 {
 	const struct lease_copy *lease = &l->try_lease;
@@ -95,8 +98,9 @@ static int link_resume(struct link *l, struct err *ret_err)
 		.fds = lease->fds};
 	int r = 0;
 
-	if (lease->generation)
-		r = weights_client_resume(l->try_weightd, &held, ret_err, &l->try_gave);
+	if (lease->generation && lease->generation != l->refused)
+		r = weights_client_resume(
+			l->try_weightd, &held, ret_err, &l->try_gave, &l->try_contents);
 	/* -EAGAIN: it has too much to do just now. */
 	l->try_is_refused = r < 0 && r != -ECONNRESET && r != -ETIMEDOUT && r != -EAGAIN;
 	if (!r)
@@ -210,6 +214,7 @@ static void link_on_retry(evutil_socket_t fd, short what, void *userdata)
 	(void)what;
 	l->try_is_refused = false;
 	l->try_gave = false;
+	l->try_contents = (struct weights_client_contents){0};
 	l->try_err = ERR_NULL;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -238,8 +243,20 @@ static void link_join(struct link *l)
 	pthread_join(l->thread, NULL);
 	cleanup_close(&l->try_fd);
 	l->try_serial = l->try_lease.serial;
-	l->try_generation = l->try_lease.generation;
+	l->try_generation = l->try_lease.generation == l->refused ? 0 : l->try_lease.generation;
 	lease_copy_fini(&l->try_lease);
+}
+
+/* It has the generation no more, and the engine is to do without: the next try says Hello alone. */
+static void link_on_refused(struct link *l)
+{
+	log_warn("weightd is back without generation %" PRIu64
+		 " (%s): what is under way is finished, then it is let go of",
+		l->try_generation, l->try_err.text);
+	l->refused = l->try_generation;
+	notice_tell_unleased(l->params.notice, l->try_generation, l->try_err.text);
+	l->retry_ms = LINK_RETRY_MS;
+	link_wait(l);
 }
 
 static void link_on_done(evutil_socket_t fd, short what, void *userdata)
@@ -259,9 +276,7 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 		return;
 	}
 	if (l->try_code < 0) {
-		l->state = LINK_GIVEN_UP;
-		log_warn("weightd is back without generation %" PRIu64 " (%s); serving goes on",
-			l->try_generation, l->try_err.text);
+		link_on_refused(l);
 		return;
 	}
 	/* The weights were dropped meanwhile: this connection has a lease on what nobody has. */
@@ -272,6 +287,7 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 		return;
 	}
 	l->state = LINK_UP;
+	l->refused = 0;
 	l->weightd = TAKE_PTR(l->try_weightd);
 	weights_client_set_event_fn(l->weightd, notice_on_event, l->params.notice);
 	if (link_watch(l) < 0) {
@@ -281,7 +297,7 @@ static void link_on_done(evutil_socket_t fd, short what, void *userdata)
 	*l->params.is_connected = true;
 	if (!l->is_stopping) {
 		loan_open(l->params.loan);
-		notice_tell_back(l->params.notice);
+		notice_tell_back(l->params.notice, l->try_generation, &l->try_contents);
 	}
 	link_pass_on(l, l->is_stopping ? NULL : l->params.notice->engine);
 	if (l->try_generation)

@@ -6,9 +6,10 @@
  * The worker's connection to weightd from ready to the end: the one place that reads what weightd
  * says. When it ends, the worker goes on, for weights and their memory are its own already; the
  * link connects again, to whichever weightd is there then, resumes the lease, and hands over the
- * descriptors where that weightd lacks them; a parked worker only says that it is there. Calls that
- * wait are made on a thread that lives as long as they do, so that the loop never waits for
- * weightd; for those of the engine it gets the client (workerd/loan.h).
+ * descriptors where that weightd lacks them; a parked worker only says that it is there, and so
+ * does one whose generation that weightd does not have: the engine hears of it. Calls that wait are
+ * made on a thread that lives as long as they do, so that the loop never waits for weightd; for
+ * those of the engine it gets the client (workerd/loan.h).
  */
 #include <stdbool.h>
 #include <stdint.h>

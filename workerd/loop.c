@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include <event2/event.h>
@@ -80,6 +81,8 @@ static void loop_on_changed(struct rpc_worker *w, const struct message_changed *
 	if (c->is_parked)
 		return;
 	w->generation = c->generation;
+	w->has_identity = c->has_identity;
+	memcpy(w->identity, c->identity, sizeof(w->identity));
 	w->n_ctx = c->n_ctx;
 	w->n_dispatches = c->n_dispatches;
 	w->weights_bytes = c->weights_bytes;

@@ -156,6 +156,7 @@ static void describe(const struct options *o, const struct worker *w, uint64_t s
 		.start_ns = start_ns,
 		.attach_ns = w->stack->weights->attach_ns,
 	};
+	ret_self->has_identity = weights_get_identity(w->stack->weights, ret_self->identity);
 	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++)
 		ret_self->placed_bytes[p] = weights_count_bytes(w->stack->weights, p);
 }

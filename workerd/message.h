@@ -20,6 +20,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
+#include "proto/weights-client.h"
 #include "workerd/ledger.h"
 #include "workerd/logprob.h"
 #include "workerd/plan.h"
@@ -151,11 +152,14 @@ enum message_notice_kind {
 	MESSAGE_NOTICE_PRESSURE, /* others need memory */
 	MESSAGE_NOTICE_REPLACED, /* generation is newer */
 	MESSAGE_NOTICE_LOST, /* generation is not to be computed with any more; error says why */
+	MESSAGE_NOTICE_UNLEASED,   /* nor with this one, but by who does; error says why */
+	MESSAGE_NOTICE_IDENTIFIED, /* contents of generation are known */
 };
 
 struct message_notice {
 	enum message_notice_kind kind;
 	uint64_t generation;
+	struct weights_client_contents contents; /* of generation, as far as they were told */
 };
 
 struct message_manifest {
@@ -175,6 +179,8 @@ struct message_changed {
 	uint64_t weights_bytes;
 	uint64_t placed_bytes[MESSAGE_N_PLACEMENTS]; /* by enum manifest_placement */
 	uint64_t attach_ns;
+	bool has_identity;
+	uint8_t identity[32];
 };
 
 /* The members that the engine knows; the rest of Status is the loop thread's. */

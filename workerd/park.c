@@ -52,6 +52,8 @@ static void park_tell_changed(struct engine *e)
 		m->changed.n_dispatches = plan_get_n_dispatches(e->stack->plan);
 		m->changed.weights_bytes = e->stack->weights->n_bytes;
 		m->changed.attach_ns = e->stack->weights->attach_ns;
+		m->changed.has_identity =
+			weights_get_identity(e->stack->weights, m->changed.identity);
 		for (uint32_t p = 0; p < MESSAGE_N_PLACEMENTS; p++)
 			m->changed.placed_bytes[p] = weights_count_bytes(e->stack->weights, p);
 	}
@@ -127,17 +129,23 @@ static void park_replace_manifest(struct engine *e)
 	queue_push(e->params.text, &m->node);
 }
 
-/* No answer is of two models: what runs ends, unless the new one is made from the same file. */
-static void park_end_mixed(struct engine *e, const struct manifest *other)
+/* No answer is of two models: what runs ends, unless the new one is known to be the same. */
+static void park_end_mixed(struct engine *e, const struct weights *other)
 {
 	struct err error = ERR_NULL;
 
-	if (!scheduler_is_busy(e->scheduler) || manifest_has_same_content(e->manifest, other))
+	if (!scheduler_is_busy(e->scheduler))
 		return;
+	if (weights_client_has_same_contents(&e->contents, &other->contents)) {
+		log_info("generation %" PRIu64 " holds what generation %" PRIu64
+			 " held: what was under way goes on, computed anew",
+			other->generation, e->generation);
+		return;
+	}
 	int r = err_set(&error, ESTALE,
 		"generation %" PRIu64 " (%.256s) was replaced by generation %" PRIu64
 		", which is not known to be the same",
-		e->generation, e->lost_why.text, other->header->generation);
+		e->generation, e->lost_why.text, other->generation);
 	scheduler_fail(e->scheduler, r, &error);
 }
 
@@ -150,7 +158,7 @@ static int park_attach(struct engine *e, struct stack *s, struct err *ret_err)
 	bool has_other_tokens = is_other && !manifest_has_same_tokens(e->manifest, manifest);
 
 	if (is_other)
-		park_end_mixed(e, manifest);
+		park_end_mixed(e, s->weights);
 	e->stack = s;
 	int r = scheduler_attach(e->scheduler, &params, has_other_tokens, ret_err);
 	if (r) {
@@ -158,6 +166,7 @@ static int park_attach(struct engine *e, struct stack *s, struct err *ret_err)
 		return r;
 	}
 	park_tell_lease(e);
+	e->contents = s->weights->contents;
 	e->epoch += has_other_tokens;
 	if (is_other)
 		park_replace_manifest(e);
@@ -264,6 +273,18 @@ static bool park_fits_newest(struct engine *e)
 	return fits;
 }
 
+/* Whatever is told of it comes from a weightd whose numbers may mean others. */
+static void park_let_go(struct engine *e)
+{
+	const struct err why = e->unleased_why;
+	uint64_t generation = e->generation;
+
+	if (!park_drop(e))
+		return;
+	log_info("generation %" PRIu64 " is let go of: %s", generation, why.text);
+	e->generation = e->newest = e->unfit = e->lost = e->unleased = 0;
+}
+
 static void park_move(struct engine *e)
 {
 	struct err error = ERR_NULL;
@@ -287,6 +308,8 @@ void park_attend(struct engine *e)
 		e->idle_ns = clock_now_ns();
 		return;
 	}
+	if (e->stack && e->generation == e->unleased)
+		park_let_go(e);
 	if (e->stack && e->newest > e->generation)
 		park_move(e);
 	if (e->stack &&
@@ -298,10 +321,28 @@ void park_attend(struct engine *e)
 	}
 }
 
+/* It may be known by now what the generation holds. */
+static void park_learn_contents(struct engine *e, const struct message_notice *n)
+{
+	const struct weights_client_contents *from = &n->contents;
+
+	if (n->generation != e->generation || !(from->has_identity || from->has_file))
+		return;
+	bool is_news = from->has_identity && !e->contents.has_identity;
+	e->contents = *from;
+	if (!e->stack)
+		return;
+	e->stack->weights->contents = *from;
+	if (is_news)
+		park_tell_changed(e);
+}
+
 void park_take_notice(struct engine *e, struct message *m)
 {
+	park_learn_contents(e, &m->notice);
 	switch (m->notice.kind) {
 	case MESSAGE_NOTICE_BACK: break; /* park_attend follows */
+	case MESSAGE_NOTICE_IDENTIFIED: break;
 	case MESSAGE_NOTICE_PRESSURE: e->is_pressed = true; break;
 	case MESSAGE_NOTICE_REPLACED:
 		if (m->notice.generation > e->newest)
@@ -310,6 +351,10 @@ void park_take_notice(struct engine *e, struct message *m)
 	case MESSAGE_NOTICE_LOST:
 		e->lost = m->notice.generation;
 		err_set(&e->lost_why, EIO, "%s", message_get_error(m));
+		break;
+	case MESSAGE_NOTICE_UNLEASED:
+		e->unleased = m->notice.generation;
+		err_set(&e->unleased_why, EIO, "%s", message_get_error(m));
 		break;
 	}
 	message_free(m);

@@ -385,6 +385,9 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.n_dispatches = w->n_dispatches;
 	status.weightd_connected = w->is_weightd_connected;
 	status.parked = w->is_parked;
+	if (w->has_identity)
+		status.identity = (ProtobufCBinaryData){
+			.len = sizeof(w->identity), .data = (uint8_t *)w->identity};
 	status.n_placed_weights = rpc_fill_placed(w, placed, placed_list);
 	status.placed_weights = placed_list;
 	rpc_fill_streaming(&s->stream, &streaming);

@@ -28,6 +28,8 @@ struct rpc_worker {
 	uint32_t n_ctx;
 	uint32_t n_dispatches; /* of one decode step */
 	uint64_t generation;
+	bool has_identity;
+	uint8_t identity[32]; /* of the generation */
 	uint64_t weights_bytes;
 	uint64_t placed_bytes[RPC_N_PLACEMENTS]; /* by enum manifest_placement */
 	uint64_t start_ns;                       /* clock_now_ns of the process's start */

@@ -60,6 +60,7 @@ static int weights_fill(struct weights *w, struct vk_device *d, struct weights_c
 		return r;
 	w->manifest_fd = TAKE_FD(a->manifest_fd);
 	w->generation = a->generation;
+	w->contents = a->contents;
 	if (w->manifest->header->generation != a->generation)
 		return err_set(ret_err, EPROTO,
 			"manifest: expected generation %" PRIu64 ", found %" PRIu64, a->generation,
@@ -116,6 +117,13 @@ int weights_attach(const struct weights_attach_params *params, struct err *ret_e
 	w->attach_ns = clock_now_ns() - start_ns;
 	*ret_weights = w;
 	return 0;
+}
+
+bool weights_get_identity(const struct weights *w, uint8_t ret_identity[32])
+{
+	if (w->contents.has_identity)
+		memcpy(ret_identity, w->contents.identity, sizeof(w->contents.identity));
+	return w->contents.has_identity;
 }
 
 struct weights *weights_free(struct weights *w)

@@ -11,13 +11,13 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "proto/weights-client.h"
 
 struct err;
 struct manifest;
 struct vk_command;
 struct vk_device;
 struct vk_memory;
-struct weights_client;
 
 /* Where the bytes of the manifest's allocation of the same index are for this worker. */
 struct weights_alloc {
@@ -44,6 +44,7 @@ struct weights_map {
 };
 
 struct weights {
+	struct weights_client_contents contents; /* as weightd told with the lease */
 	struct manifest *manifest;
 	int manifest_fd; /* as it came, owned */
 	uint64_t generation;
@@ -107,6 +108,12 @@ struct weights_refusal {
  */
 int must_check weights_attach(const struct weights_attach_params *params, struct err *ret_err,
 	struct weights_refusal *ret_refusal, struct weights **ret_weights);
+
+/*
+ * The identity of what is attached (weightd/identity.h): whatever was computed with weights of the
+ * same identity could have been computed with these. False while weightd has not said it.
+ */
+bool weights_get_identity(const struct weights *w, uint8_t ret_identity[32]);
 
 /* Frees the imports; the lease is the client's connection. Accepts NULL; returns NULL. */
 struct weights *weights_free(struct weights *w);

@@ -114,6 +114,7 @@ static void test_resume(void **state)
 	Wd__Resume m = WD__RESUME__INIT;
 	uint8_t uuid[16] = {0};
 	struct err e = ERR_NULL;
+	struct weights_client_contents contents = {0};
 	bool gave = true;
 
 	(void)state;
@@ -128,13 +129,17 @@ static void test_resume(void **state)
 	const struct fdlist fds = {.n = 1, .fds = {a.manifest_fd}};
 	/* The lease again, on a connection of its own, with the manifest that it came with. */
 	again = connect_client(&s);
-	check(weights_client_resume(again, &held, &e, &gave), &e, "resume");
+	check(weights_client_resume(again, &held, &e, &gave, &contents), &e, "resume");
 	assert_false(gave);
+	/* Its identity is that of the lease and of the status, and so is what stands in for it. */
+	assert_true(contents.has_identity && contents.has_file);
+	assert_memory_equal(&contents, &a.contents, sizeof(contents));
 	struct weights_client_status status = get_status(c);
 	assert_int_equal(status.models[0].generations[0].n_leases, 2);
+	assert_memory_equal(status.models[0].generations[0].identity, contents.identity, 32);
 	weights_client_status_fini(&status);
 	held.generation++;
-	assert_int_equal(weights_client_resume(again, &held, &e, &gave), -ENOENT);
+	assert_int_equal(weights_client_resume(again, &held, &e, &gave, &contents), -ENOENT);
 	weights_client_free(again);
 
 	m.model = (char *)"atlas";

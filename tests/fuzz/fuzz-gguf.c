@@ -48,7 +48,6 @@ static void write_manifest(const struct gguf *g, const struct validate_model *mo
 	uint64_t *tensor_offset = calloc(g->n_tensors, sizeof(*tensor_offset));
 	_cleanup_(cleanup_close)
 	int fd = -1;
-	const uint8_t content_hash[32] = {0};
 	struct err e = ERR_NULL;
 	uint64_t n_bytes;
 
@@ -64,7 +63,7 @@ static void write_manifest(const struct gguf *g, const struct validate_model *mo
 		.tensor_alloc = tensor_alloc,
 		.tensor_offset = tensor_offset,
 	};
-	int r = manifest_writer_write(g, model, &placement, 1, content_hash, &e, &fd, &n_bytes);
+	int r = manifest_writer_write(g, model, &placement, 1, &e, &fd, &n_bytes);
 	check_refusal(r, &e);
 	if (r == 0)
 		open_manifest(fd);

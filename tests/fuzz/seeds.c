@@ -62,7 +62,7 @@ static void write_manifest_seeds(void)
 	MANIFEST_SEED("no-tensors", b.header->sections[MANIFEST_TENSORS].n_bytes = 0);
 	MANIFEST_SEED("header-only", b.header->n_bytes = b.n_bytes = sizeof(*b.header));
 	MANIFEST_SEED("cut", b.n_bytes /= 2);
-	MANIFEST_SEED("version", b.header->version = 2);
+	MANIFEST_SEED("version", b.header->version = MANIFEST_VERSION - 1);
 	MANIFEST_SEED("section-outside", b.header->sections[MANIFEST_TOKENS].offset = 1 << 20);
 	MANIFEST_SEED("section-wraps", b.header->sections[MANIFEST_TOKENS].n_bytes = UINT64_MAX);
 	MANIFEST_SEED("string-outside", b.tokens[3].bytes.n_bytes = 4096);
@@ -108,6 +108,7 @@ static void write_lease_seeds(void)
 {
 	Wd__Allocation rows[2], *allocs[] = {&rows[0], &rows[1]};
 	Wd__Acquired a = WD__ACQUIRED__INIT;
+	static uint8_t digest[] = "0123456789abcdef0123456789abcdef";
 	struct wire_seed s = {.n = 1}; /* call 0: acquire */
 
 	for (uint32_t i = 0; i < 2; i++) {
@@ -120,11 +121,18 @@ static void write_lease_seeds(void)
 		rows[i].placement = WD__PLACEMENT__PLACEMENT_STAGED;
 	}
 	a.generation = 1;
+	a.identity = (ProtobufCBinaryData){.len = 32, .data = digest};
+	a.file_identity = (ProtobufCBinaryData){.len = 32, .data = digest};
 	a.has_manifest = true;
 	a.n_allocations = 2;
 	a.allocations = allocs;
 	add_reply(&s, 2, 3, WD__REPLY__BODY_ACQUIRED, &a);
 	write_seed("wire", "lease", s.data, s.n);
+	s.n = 1;
+	a.file_identity.len = 31;
+	add_reply(&s, 2, 3, WD__REPLY__BODY_ACQUIRED, &a);
+	write_seed("wire", "lease-cut-identity", s.data, s.n);
+	a.file_identity.len = 32;
 
 	s.n = 1;
 	a.more = true;

@@ -53,9 +53,7 @@ static int write_manifest(const struct gguf *g, const struct validate_model *mod
 		.tensor_alloc = tensor_alloc,
 		.tensor_offset = tensor_offset,
 	};
-	succeed(manifest_writer_write(
-			g, model, &placement, 1, (const uint8_t[32]){0}, &err, &fd, &n_bytes),
-		&err);
+	succeed(manifest_writer_write(g, model, &placement, 1, &err, &fd, &n_bytes), &err);
 	return fd;
 }
 

@@ -12,7 +12,7 @@ static void notice(struct bench *b, enum message_notice_kind kind, uint64_t gene
 
 	assert_non_null(m);
 	m->notice = (struct message_notice){.kind = kind, .generation = generation};
-	if (kind == MESSAGE_NOTICE_LOST) {
+	if (kind == MESSAGE_NOTICE_LOST || kind == MESSAGE_NOTICE_UNLEASED) {
 		err_set(&why, EIO, "bits have flipped");
 		message_refuse(m, -EIO, &why);
 	}
@@ -401,6 +401,167 @@ static void test_lost_when_idle(void **state)
 	bench_close(&b);
 }
 
+static void notice_contents(
+	struct bench *b, uint64_t generation, const struct weights_client_contents *contents)
+{
+	struct message *m = message_new(MESSAGE_NOTICE, 0, 0);
+
+	assert_non_null(m);
+	m->notice = (struct message_notice){
+		.kind = MESSAGE_NOTICE_IDENTIFIED, .generation = generation, .contents = *contents};
+	queue_push(b->in, &m->node);
+}
+
+/* How a generation of text ends that loses `from` amid its tokens, while the next holds `to`. */
+static void lose_to(const struct weights_client_contents *from,
+	const struct weights_client_contents *to, enum message_reason reason)
+{
+	const struct weights_client_contents contents[2] = {*from, *to};
+	struct bench b;
+
+	told_contents = contents;
+	bench_open(&b);
+	told_contents = NULL;
+	uint64_t session = open_session(&b);
+	newest = 2;
+	struct message *m = lose_amid(&b, session), *other;
+	while ((other = receive(&b)) != m)
+		message_free(other);
+	assert_int_equal(m->generate.finished.reason, reason);
+	message_free(m);
+	if (reason == MESSAGE_REASON_FAILED)
+		expect_changed(&b, 2);
+	expect_manifest(&b, 2, 1);
+	bench_close(&b);
+}
+
+static void test_same_contents(void **state)
+{
+	const struct weights_client_contents nothing = {0};
+	const struct weights_client_contents file = {.has_file = true, .file = {1}};
+	const struct weights_client_contents other_file = {.has_file = true, .file = {2}};
+	const struct weights_client_contents both = {
+		.has_file = true, .file = {1}, .has_identity = true, .identity = {3}};
+	const struct weights_client_contents moved = {
+		.has_file = true, .file = {2}, .has_identity = true, .identity = {3}};
+
+	(void)state;
+	lose_to(&file, &file, MESSAGE_REASON_LENGTH);
+	lose_to(&file, &both, MESSAGE_REASON_LENGTH);
+	lose_to(&both, &moved, MESSAGE_REASON_LENGTH);
+	lose_to(&file, &other_file, MESSAGE_REASON_FAILED);
+	lose_to(&file, &moved, MESSAGE_REASON_FAILED);
+	lose_to(&file, &nothing, MESSAGE_REASON_FAILED);
+}
+
+/* What the identity is may become known after the lease, and before the generation is lost. */
+static void test_identified(void **state)
+{
+	const struct weights_client_contents known = {.has_identity = true, .identity = {7}};
+	const struct weights_client_contents files[2] = {{.has_file = true}, {.has_file = true}};
+	struct bench b;
+
+	(void)state;
+	told_contents = files;
+	bench_open(&b);
+	told_contents = NULL;
+	notice_contents(&b, 2, &known); /* of another one */
+	settle(&b);
+	notice_contents(&b, 1, &known);
+	struct message *m = receive_kind(&b, MESSAGE_CHANGED);
+	assert_true(m->changed.has_identity);
+	assert_int_equal(m->changed.identity[0], 7);
+	message_free(m);
+	bench_close(&b);
+}
+
+/* Idle, it goes as soon as somebody can be asked for another; what the next weightd calls by the
+ * same number is another one. */
+static void test_unleased_when_idle(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open_with(&b, 0, true);
+	uint64_t session = open_session(&b);
+	finish_ask(&b, ask(&b, session, 1), 1);
+	is_gone = true;
+	notice(&b, MESSAGE_NOTICE_REPLACED, 3);
+	notice(&b, MESSAGE_NOTICE_UNLEASED, 1);
+	settle(&b);
+	assert_int_equal(n_stacks, 1);
+	is_gone = false;
+	notice(&b, MESSAGE_NOTICE_BACK, 0);
+	expect_changed(&b, 0);
+	settle(&b);
+	assert_int_equal(n_stacks, 0);
+	struct message *m = ask(&b, session, 1);
+	expect_changed(&b, 1);
+	expect_manifest(&b, 1, 1);
+	finish_ask(&b, m, 1);
+	assert_int_equal(first_row.position, 0);
+	/* The number 3 was of the weightd before. */
+	settle(&b);
+	assert_int_equal(n_stacks, 1);
+	assert_int_equal(n_left, 1);
+	bench_close(&b);
+}
+
+/* A newer one that was told of meanwhile is moved to when the last generation has ended. */
+static void test_moves_after_the_last(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	uint64_t session = open_session(&b);
+	is_gated = true;
+	struct message *m = ask(&b, session, 2);
+	message_free(receive_kind(&b, MESSAGE_STARTED));
+	newest = 3;
+	notice(&b, MESSAGE_NOTICE_REPLACED, 3);
+	sem_post(&gate);
+	sem_post(&gate);
+	message_free(receive_kind(&b, MESSAGE_TOKEN));
+	message_free(receive_kind(&b, MESSAGE_TOKEN));
+	assert_ptr_equal(receive(&b), m);
+	message_free(m);
+	expect_changed(&b, 0);
+	expect_changed(&b, 3);
+	expect_manifest(&b, 3, 1);
+	bench_close(&b);
+}
+
+/* Its weights are as good as before: what is under way ends on them, and then they go. */
+static void test_unleased_amid(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	uint64_t session = open_session(&b);
+	is_gated = true;
+	struct message *m = ask(&b, session, 2);
+	message_free(receive_kind(&b, MESSAGE_STARTED));
+	sem_post(&gate);
+	message_free(receive_kind(&b, MESSAGE_TOKEN));
+	newest = 3;
+	notice(&b, MESSAGE_NOTICE_UNLEASED, 1);
+	assert_int_equal(n_stacks, 1);
+	sem_post(&gate);
+	message_free(receive_kind(&b, MESSAGE_TOKEN));
+	assert_ptr_equal(receive(&b), m);
+	assert_int_equal(m->generate.finished.reason, MESSAGE_REASON_LENGTH);
+	message_free(m);
+	expect_changed(&b, 0);
+	is_gated = false;
+	m = ask(&b, session, 1);
+	expect_changed(&b, 3);
+	finish_ask(&b, m, 1);
+	expect_manifest(&b, 3, 1);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -415,6 +576,11 @@ int main(void)
 		CASE(test_lost_goes_on),
 		CASE(test_lost_ends),
 		CASE(test_lost_when_idle),
+		CASE(test_same_contents),
+		CASE(test_identified),
+		CASE(test_unleased_when_idle),
+		CASE(test_unleased_amid),
+		CASE(test_moves_after_the_last),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

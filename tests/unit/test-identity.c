@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
@@ -128,6 +129,38 @@ static struct identity make(const struct sum_key *key, struct identity descripti
 	return id;
 }
 
+static void test_file(void **state)
+{
+	static struct sum_key key, other_key;
+	const struct stat st = {
+		.st_dev = 1, .st_ino = 2, .st_size = 3, .st_mtim = {.tv_sec = 4, .tv_nsec = 5}};
+	struct stat changed[5];
+	const struct identity description = {{1}}, other = {{2}};
+	struct identity first, id;
+
+	(void)state;
+	sum_key_init(&key, (const uint8_t[SUM_SECRET_BYTES]){1});
+	sum_key_init(&other_key, (const uint8_t[SUM_SECRET_BYTES]){2});
+	identity_make_file(&key, description.bytes, &st, first.bytes);
+	identity_make_file(&key, description.bytes, &st, id.bytes);
+	assert_same(first, id);
+	for (unsigned i = 0; i < 5; i++)
+		changed[i] = st;
+	changed[0].st_dev++;
+	changed[1].st_ino++;
+	changed[2].st_size++;
+	changed[3].st_mtim.tv_sec++;
+	changed[4].st_mtim.tv_nsec++;
+	for (unsigned i = 0; i < 5; i++) {
+		identity_make_file(&key, description.bytes, &changed[i], id.bytes);
+		assert_other(first, id);
+	}
+	identity_make_file(&key, other.bytes, &st, id.bytes);
+	assert_other(first, id);
+	identity_make_file(&other_key, description.bytes, &st, id.bytes);
+	assert_other(first, id);
+}
+
 static void test_contents(void **state)
 {
 	static struct sum_key key, other_key;
@@ -161,6 +194,7 @@ int main(void)
 		CASE(test_tensors),
 		CASE(test_order),
 		CASE(test_contents),
+		CASE(test_file),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

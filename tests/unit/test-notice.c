@@ -25,6 +25,8 @@ static void test_events(void **state)
 		{WEIGHTS_CLIENT_LOST, "demonstration", "it was cut", -1, NULL},
 		{WEIGHTS_CLIENT_CORRUPT, "demo", "blk.0", MESSAGE_NOTICE_LOST, "blk.0"},
 		{WEIGHTS_CLIENT_EXPELLED, "demo", "", MESSAGE_NOTICE_LOST, "the lease has ended"},
+		{WEIGHTS_CLIENT_IDENTIFIED, "demo", "", MESSAGE_NOTICE_IDENTIFIED, NULL},
+		{WEIGHTS_CLIENT_IDENTIFIED, "other", "", -1, NULL},
 		{WEIGHTS_CLIENT_READY, "demo", "", -1, NULL},
 		{WEIGHTS_CLIENT_PROGRESS, "demo", "", -1, NULL},
 		{WEIGHTS_CLIENT_UNLOADED, "demo", "", -1, NULL},
@@ -37,7 +39,8 @@ static void test_events(void **state)
 		const struct weights_client_event event = {.kind = rows[i].kind,
 			.model = rows[i].model,
 			.generation = i + 1,
-			.text = rows[i].text};
+			.text = rows[i].text,
+			.contents = {.has_file = true, .file = {(uint8_t)i}}};
 
 		notice_on_event(&event, &params);
 		struct queue_node *node = queue_take(params.engine);
@@ -48,6 +51,8 @@ static void test_events(void **state)
 		assert_int_equal(m->kind, MESSAGE_NOTICE);
 		assert_int_equal(m->notice.kind, rows[i].notice);
 		assert_int_equal(m->notice.generation, i + 1);
+		if (m->notice.kind != MESSAGE_NOTICE_PRESSURE)
+			assert_int_equal(m->notice.contents.file[0], i);
 		if (rows[i].error)
 			assert_string_equal(message_get_error(m), rows[i].error);
 		else
@@ -65,10 +70,28 @@ static void test_back(void **state)
 
 	(void)state;
 	assert_int_equal(queue_new(&params.engine), 0);
-	notice_tell_back(&params);
+	const struct weights_client_contents contents = {.has_identity = true, .identity = {5}};
+	notice_tell_back(&params, 7, &contents);
 	struct message *m = message_from_node(queue_take(params.engine));
 	assert_int_equal(m->kind, MESSAGE_NOTICE);
 	assert_int_equal(m->notice.kind, MESSAGE_NOTICE_BACK);
+	assert_int_equal(m->notice.generation, 7);
+	assert_memory_equal(&m->notice.contents, &contents, sizeof(contents));
+	message_free(m);
+	queue_free(params.engine);
+}
+
+static void test_unleased(void **state)
+{
+	struct notice_params params = {.model = "demo"};
+
+	(void)state;
+	assert_int_equal(queue_new(&params.engine), 0);
+	notice_tell_unleased(&params, 7, "generation 7 is not to be had back");
+	struct message *m = message_from_node(queue_take(params.engine));
+	assert_int_equal(m->notice.kind, MESSAGE_NOTICE_UNLEASED);
+	assert_int_equal(m->notice.generation, 7);
+	assert_string_equal(message_get_error(m), "generation 7 is not to be had back");
 	message_free(m);
 	queue_free(params.engine);
 }
@@ -78,6 +101,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_events),
 		CASE(test_back),
+		CASE(test_unleased),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -45,6 +45,8 @@ static struct export *make_export(uint32_t n_allocs)
 	char name[] = "/tmp/test-rpc-reply-XXXXXX";
 
 	assert_int_equal(export_new(n_allocs, NULL, &e), 0);
+	e->has_file_identity = true;
+	e->file_identity[31] = 9;
 	e->manifest_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	for (uint32_t i = 0; i < n_allocs; i++) {
 		struct stat st;
@@ -78,6 +80,10 @@ static uint32_t check_packet(int sock, uint32_t at, bool *ret_more)
 	const Wd__Acquired *m = reply->acquired;
 	assert_int_equal(m->generation, GENERATION);
 	assert_int_equal(m->has_manifest, at == 0);
+	assert_int_equal(m->identity.len, 0);
+	assert_int_equal(m->file_identity.len, at == 0 ? IDENTITY_BYTES : 0);
+	if (at == 0)
+		assert_int_equal(m->file_identity.data[31], 9);
 	assert_int_equal(m->n_allocations + (at == 0), fds.n);
 	for (size_t i = 0; i < m->n_allocations; i++) {
 		struct stat st;

@@ -241,6 +241,8 @@ static void test_worker_json(void **state)
 		.n_roles = 1,
 		.roles = {{.name = "kv", .placed_bytes = 5}},
 		.weightd_connected = true,
+		.has_identity = true,
+		.identity = {0xab, [31] = 0xcd},
 		.experts = {.n_slots = 12,
 			.n_bytes = 1ull << 33,
 			.n_found = 9,
@@ -259,10 +261,15 @@ static void test_worker_json(void **state)
 	assert_int_equal(integer(experts, "fetched"), 3);
 	assert_int_equal(integer(experts, "direct"), 2);
 	assert_string_equal(json_string_value(json_object_get(s, "state")), "ready");
+	const char *identity = json_string_value(json_object_get(s, "identity"));
+	assert_int_equal(strlen(identity), 64);
+	assert_string_equal(identity + 60, "00cd");
 	json_decref(s);
+	w.has_identity = false;
 	w.is_parked = true;
 	s = status_json_worker(&w);
 	assert_string_equal(json_string_value(json_object_get(s, "state")), "parked");
+	assert_string_equal(json_string_value(json_object_get(s, "identity")), "");
 	json_decref(s);
 }
 

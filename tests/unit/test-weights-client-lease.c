@@ -68,10 +68,14 @@ enum { N_HELD = 100 };
 
 static void answer_resumed(uint64_t id, uint64_t generation, bool wants)
 {
+	static uint8_t digest[] = "0123456789abcdef0123456789abcdef";
 	Wd__Resumed m = WD__RESUMED__INIT;
 
 	m.generation = generation;
 	m.wants_descriptors = wants;
+	/* Only with the generation. */
+	if (!wants)
+		m.identity = (ProtobufCBinaryData){.len = 32, .data = digest};
 	weights_peer_reply(id, WD__REPLY__BODY_RESUMED, &m, NULL);
 }
 
@@ -123,6 +127,7 @@ static void resumes(void **state)
 		.fds = fds};
 	struct weights_client *c = weights_peer_client();
 	struct err e = ERR_NULL;
+	struct weights_client_contents contents = {0};
 	bool gave = true;
 
 	(void)state;
@@ -130,25 +135,27 @@ static void resumes(void **state)
 		fds[i] = i % 2 ? odd : even;
 	/* It is there: nothing is sent. */
 	answer_resumed(2, 7, false);
-	assert_int_equal(weights_client_resume(c, &held, &e, &gave), 0);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave, &contents), 0);
 	assert_false(gave);
 	expect_resume(0, 0, false, false, &held);
 	/* It is not: everything, in two packets, and one answer to the last. */
 	answer_resumed(3, 7, true);
 	answer_resumed(5, 7, false);
-	assert_int_equal(weights_client_resume(c, &held, &e, &gave), 0);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave, &contents), 0);
 	assert_true(gave);
+	assert_true(contents.has_identity && !contents.has_file);
+	assert_int_equal(contents.identity[31], 'f');
 	expect_resume(0, 0, false, false, &held);
 	expect_resume(0, 64, true, true, &held);
 	expect_resume(63, 37, false, false, &held);
 	/* Refused, and nonsense. */
 	weights_peer_error(6, ENOENT, "generation 7 is not to be had any more");
-	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -ENOENT);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave, &contents), -ENOENT);
 	answer_resumed(7, 8, false);
-	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -EPROTO);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave, &contents), -EPROTO);
 	answer_resumed(8, 7, true);
 	answer_resumed(10, 7, true);
-	assert_int_equal(weights_client_resume(c, &held, &e, &gave), -EPROTO);
+	assert_int_equal(weights_client_resume(c, &held, &e, &gave, &contents), -EPROTO);
 	assert_non_null(strstr(e.text, "again"));
 	close(odd);
 	close(even);

@@ -125,6 +125,8 @@ struct lease_packet {
 	uint32_t n_allocs;
 	bool has_manifest;
 	bool more;
+	uint32_t n_identity; /* bytes */
+	uint32_t n_file;
 	int n_fds_more;        /* descriptors beyond those that belong */
 	int n_fds_said_more;   /* what n_fds claims beyond those sent */
 	int file_bytes_less;   /* the file is shorter than said */
@@ -136,6 +138,8 @@ struct lease_packet {
 	int n_bytes_less; /* the window is shorter than a page */
 	bool no_fds;
 };
+
+static uint8_t lease_digest[] = "fedcba9876543210fedcba9876543210";
 
 static void send_lease(const struct lease_packet *p)
 {
@@ -172,6 +176,8 @@ static void send_lease(const struct lease_packet *p)
 		fds.n--;
 	}
 	a.generation = p->generation;
+	a.identity = (ProtobufCBinaryData){.len = p->n_identity, .data = lease_digest};
+	a.file_identity = (ProtobufCBinaryData){.len = p->n_file, .data = lease_digest};
 	a.has_manifest = p->has_manifest;
 	a.n_allocations = p->n_allocs;
 	a.allocations = pointers;
@@ -194,8 +200,12 @@ static void acquires_over_several_packets(void **state)
 	struct fdlist fds;
 
 	(void)state;
-	send_lease(&(struct lease_packet){
-		.id = 2, .generation = 5, .n_allocs = 2, .has_manifest = true, .more = true});
+	send_lease(&(struct lease_packet){.id = 2,
+		.generation = 5,
+		.n_allocs = 2,
+		.n_identity = 32,
+		.has_manifest = true,
+		.more = true});
 	send_lease(&(struct lease_packet){
 		.id = 2, .generation = 5, .first_index = 2, .n_allocs = 1, .more = false});
 	assert_int_equal(
@@ -203,6 +213,8 @@ static void acquires_over_several_packets(void **state)
 		0);
 	assert_int_equal(a.generation, 5);
 	assert_int_equal(a.n_allocs, 3);
+	assert_true(a.contents.has_identity && !a.contents.has_file);
+	assert_memory_equal(a.contents.identity, lease_digest, 32);
 	for (uint32_t i = 0; i < 3; i++) {
 		assert_int_equal(a.allocs[i].index, i);
 		assert_int_equal(a.allocs[i].placement, MANIFEST_PLACEMENT_STAGED);
@@ -541,6 +553,7 @@ struct seen {
 	enum weights_client_event_kind last;
 	char model[32];
 	uint64_t since_ns;
+	struct weights_client_contents contents;
 };
 
 static void see(const struct weights_client_event *event, void *userdata)
@@ -550,8 +563,11 @@ static void see(const struct weights_client_event *event, void *userdata)
 	seen->n++;
 	seen->last = event->kind;
 	seen->since_ns = event->since_ns;
+	seen->contents = event->contents;
 	snprintf(seen->model, sizeof(seen->model), "%s", event->model);
 }
+
+static uint8_t weights_peer_digest[] = "0123456789abcdef0123456789abcdef";
 
 static void send_event(Wd__Event__Kind kind)
 {
@@ -560,6 +576,8 @@ static void send_event(Wd__Event__Kind kind)
 	event.kind = kind;
 	event.model = (char *)"atlas";
 	event.since_ns = kind == WD__EVENT__KIND__CORRUPT ? 12 : 0;
+	if (kind == WD__EVENT__KIND__CORRUPT)
+		event.file_identity = (ProtobufCBinaryData){.len = 32, .data = weights_peer_digest};
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 }
 
@@ -588,6 +606,8 @@ static void hands_events_on(void **state)
 	assert_int_equal(weights_client_dispatch(c, &e), 0);
 	assert_int_equal(seen.last, WEIGHTS_CLIENT_CORRUPT);
 	assert_int_equal(seen.since_ns, 12);
+	assert_true(seen.contents.has_file && !seen.contents.has_identity);
+	assert_memory_equal(seen.contents.file, weights_peer_digest, 32);
 
 	/* In the middle of a call. */
 	send_event(WD__EVENT__KIND__UNLOADED);
@@ -613,12 +633,40 @@ static void refuses_bad_events(void **state)
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, &fds);
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
-	event.kind = WD__EVENT__KIND__EXPELLED + 1;
+	event.kind = WD__EVENT__KIND__IDENTIFIED;
+	event.identity = (ProtobufCBinaryData){.len = 31, .data = weights_peer_packet};
+	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
+	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
+	assert_non_null(strstr(e.text, "identity: expected 32 bytes, found 31"));
+	event.identity.len = 0;
+	event.kind = WD__EVENT__KIND__IDENTIFIED + 1;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_close(c);
+}
+
+/* Identities decide where both are known, else the files; what is not known is like nothing. */
+static void compares_contents(void **state)
+{
+	struct weights_client_contents a = {0}, b = {0};
+
+	(void)state;
+	assert_false(weights_client_has_same_contents(&a, &b));
+	a.has_file = b.has_file = true;
+	assert_true(weights_client_has_same_contents(&a, &b));
+	a.file[31] = 1;
+	assert_false(weights_client_has_same_contents(&a, &b));
+	a.has_identity = true;
+	assert_false(weights_client_has_same_contents(&a, &b));
+	b.has_identity = true;
+	assert_true(weights_client_has_same_contents(&a, &b));
+	a.file[31] = 0;
+	b.identity[31] = 1;
+	assert_false(weights_client_has_same_contents(&a, &b));
+	b.has_identity = b.has_file = false;
+	assert_false(weights_client_has_same_contents(&a, &b));
 }
 
 static void reports(void **state)
@@ -713,6 +761,7 @@ int main(void)
 		CASE(refuses_oversize_requests),
 		CASE(hands_events_on),
 		CASE(refuses_bad_events),
+		CASE(compares_contents),
 		CASE(reports),
 		CASE(connects_to_a_path),
 		CASE(knows_the_default_path),

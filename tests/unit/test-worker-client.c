@@ -551,6 +551,7 @@ static void tokenizes(void **state)
 static void reads_status(void **state)
 {
 	struct worker_client *c = open_client();
+	static uint8_t identity[] = "0123456789abcdef0123456789abcdefg";
 	Wk__Role role = WK__ROLE__INIT, *roles[9];
 	Wk__Status m = WK__STATUS__INIT;
 	Wk__Experts experts = WK__EXPERTS__INIT;
@@ -594,13 +595,23 @@ static void reads_status(void **state)
 	assert_int_equal(s.experts.n_fetched, 2);
 	assert_int_equal(s.experts.n_direct, 1);
 
-	s.pid = -1;
-	m.n_roles = 9;
+	assert_false(s.has_identity);
+	m.identity = (ProtobufCBinaryData){.len = 32, .data = identity};
 	reply(4, WK__REPLY__BODY_STATUS, &m);
+	assert_int_equal(worker_client_status(c, &e, &s), 0);
+	assert_true(s.has_identity);
+	assert_memory_equal(s.identity, identity, 32);
+	s.pid = -1;
+	m.identity.len = 33;
+	reply(5, WK__REPLY__BODY_STATUS, &m);
+	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
+	m.identity.len = 0;
+	m.n_roles = 9;
+	reply(6, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	m.n_roles = 1;
 	role.name = (char *)"a name that is longer than any role has";
-	reply(5, WK__REPLY__BODY_STATUS, &m);
+	reply(7, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	assert_int_equal(s.pid, -1);
 	close_client(c);

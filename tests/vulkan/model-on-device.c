@@ -52,9 +52,8 @@ static struct manifest *describe(
 			tensor_alloc[i] = 1;
 	}
 	on_device_check(validate_model(g, &e, &model), &e, "validate");
-	on_device_check(manifest_writer_write(g, &model, &placement, 1, (const uint8_t[32]){0}, &e,
-				&fd, &n_bytes),
-		&e, "manifest");
+	on_device_check(
+		manifest_writer_write(g, &model, &placement, 1, &e, &fd, &n_bytes), &e, "manifest");
 	on_device_check(manifest_open(fd, &e, &manifest), &e, "manifest");
 	close(fd);
 	free(tensor_alloc);
