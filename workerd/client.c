@@ -21,6 +21,9 @@ enum {
 	BUSY_OUTPUT_BYTES = 64 * 1024,
 };
 
+/* What users without a number look like: the kernel's default, which nobody else should have. */
+static const uid_t overflow_uid = 65534;
+
 enum client_state {
 	CLIENT_NEW,     /* before Hello */
 	CLIENT_OPEN,    /* after it */
@@ -30,6 +33,7 @@ enum client_state {
 
 struct client {
 	uint64_t id;
+	uint64_t scope;
 	enum client_state state;
 	const struct rpc_worker *worker;
 	const struct client_events *events;
@@ -138,6 +142,7 @@ static void client_handle(struct client *c, struct message *m)
 		return;
 	}
 	m->client = c->id;
+	m->scope = c->scope;
 	m->serial = ++c->last_serial;
 	c->waiting_serial = m->serial;
 	c->events->request(c->events->userdata, m);
@@ -233,6 +238,16 @@ static void client_on_reap(evutil_socket_t fd, short what, void *userdata)
 	c->events->closed(c->events->userdata, c);
 }
 
+static uint64_t client_ask_scope(int fd, uint64_t id)
+{
+	struct ucred peer;
+	socklen_t n_bytes = sizeof(peer);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) || peer.uid == overflow_uid)
+		return 1ull << 63 | id;
+	return 1ull << 32 | peer.uid;
+}
+
 int client_new(struct event_base *base, int fd, uint64_t id, const struct rpc_worker *worker,
 	const struct client_events *events, struct client **ret_client)
 {
@@ -245,6 +260,7 @@ int client_new(struct event_base *base, int fd, uint64_t id, const struct rpc_wo
 		return -ENOMEM;
 	}
 	c->id = id;
+	c->scope = client_ask_scope(fd, id);
 	c->worker = worker;
 	c->events = events;
 	c->stream = bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE);

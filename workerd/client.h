@@ -7,6 +7,10 @@
  * next is read when the one before is answered (a Generate: when it was taken on). Nothing a client
  * does, or fails to do, holds more than CLIENT_MAX_OUTPUT_BYTES and one request of memory.
  *
+ * Its requests carry a scope: the same for every connection of a user, so that what was computed
+ * for one may be used for the next. The kernel says who the user is. Where it cannot, for one that
+ * this user namespace has no number for, each connection is a user of its own. Never 0.
+ *
  * Loop thread.
  */
 #include <stdbool.h>

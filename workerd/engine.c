@@ -60,6 +60,22 @@ static void engine_kv_truncate(void *userdata, uint32_t slot, uint32_t n_tokens)
 	kv_truncate(e->stack->kv, slot, n_tokens);
 }
 
+static uint32_t engine_kv_adopt(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	const struct engine *e = userdata;
+
+	return kv_adopt(e->stack->kv, slot, scope, tokens, n_tokens);
+}
+
+static void engine_kv_publish(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	const struct engine *e = userdata;
+
+	kv_publish(e->stack->kv, slot, scope, tokens, n_tokens);
+}
+
 static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
 	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
 {
@@ -250,7 +266,9 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 		return e->code;
 	}
 	switch (m->kind) {
-	case MESSAGE_OPEN: return scheduler_open(s, m->client, ret_err, &m->session);
+	case MESSAGE_OPEN:
+		return scheduler_open(s, m->client, e->params.shares_prefixes ? 0 : m->scope,
+			ret_err, &m->session);
 	case MESSAGE_APPEND: return engine_append(e, m, ret_err);
 	case MESSAGE_GENERATE: return engine_generate(e, m, ret_err);
 	case MESSAGE_CANCEL: return scheduler_cancel(s, m->client, m->session, ret_err);
@@ -365,6 +383,8 @@ static int engine_start(struct engine *e, struct err *ret_err)
 		.open = engine_kv_open,
 		.close = engine_kv_close,
 		.fork = engine_kv_fork,
+		.adopt = engine_kv_adopt,
+		.publish = engine_kv_publish,
 		.reserve = engine_kv_reserve,
 		.truncate = engine_kv_truncate,
 		.step = engine_plan_step,

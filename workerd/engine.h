@@ -42,6 +42,7 @@ struct engine_params {
 	struct lease *lease;    /* what of it is told to a weightd that came back */
 	uint64_t park_after_ns; /* without a generation; 0: only when others need memory */
 	bool no_park;           /* not even then */
+	bool shares_prefixes;   /* of all clients; else of those of one scope */
 	struct queue *in;
 	struct queue *text; /* where another model's manifest goes */
 	struct queue *out;  /* answers, tokens and finished generations, to the loop */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
@@ -13,6 +14,7 @@
 #include "vk/submit.h"
 #include "workerd/kv-chunks.h"
 #include "workerd/pages.h"
+#include "workerd/prefix.h"
 
 enum {
 	/* Kernels load 16 bytes at a time; 256 is what a memory's own address is aligned to. */
@@ -32,6 +34,8 @@ struct kv {
 	uint32_t n_slot_pages;
 	struct kv_chunks *chunks; /* where pages are */
 	struct pages *pages;      /* whose they are */
+	struct prefix *prefix;    /* what is in them */
+	uint32_t *found;          /* [n_slot_pages], what kv_adopt works with */
 	struct vk_memory *table_memory;
 	uint64_t *table; /* mapped: [n_slots][n_slot_pages] */
 	struct vk_command *clear;
@@ -193,7 +197,20 @@ static int kv_make_books(struct kv *kv)
 		.n_slot_tokens = kv->params.n_ctx,
 	};
 
-	return pages_new(&pages, &kv->pages);
+	struct prefix_params prefix = {
+		.n_pages = kv->n_pages,
+		.n_page_tokens = KV_PAGE_TOKENS,
+	};
+	int r;
+
+	/* Without it lookups are right all the same. */
+	if (getrandom(&prefix.key, sizeof(prefix.key), 0) != sizeof(prefix.key))
+		prefix.key = (uintptr_t)kv;
+	kv->found = calloc(kv->n_slot_pages, sizeof(*kv->found));
+	if (!kv->found)
+		return -ENOMEM;
+	r = pages_new(&pages, &kv->pages);
+	return r ? r : prefix_new(&prefix, kv->pages, &kv->prefix);
 }
 
 static int kv_allocate_device(struct kv *kv, struct err *ret_err)
@@ -259,6 +276,8 @@ struct kv *kv_free(struct kv *kv)
 	vk_command_free(kv->clear);
 	vk_memory_free(kv->table_memory);
 	kv_chunks_free(kv->chunks);
+	free(kv->found);
+	prefix_free(kv->prefix);
 	pages_free(kv->pages);
 	free(kv);
 	return NULL;
@@ -288,6 +307,10 @@ static void kv_write_row(struct kv *kv, uint32_t slot, uint32_t first)
 
 void kv_close(struct kv *kv, uint32_t slot)
 {
+	uint32_t n;
+	const uint32_t *pages = pages_get_list(kv->pages, slot, &n);
+
+	prefix_touch(kv->prefix, pages, n);
 	pages_close(kv->pages, slot);
 	kv_write_row(kv, slot, 0);
 	kv_trim(kv);
@@ -309,24 +332,84 @@ static int kv_follow(
 	return 0;
 }
 
-int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
+/* For a device that has no memory for another chunk: nothing is kept for nobody. */
+static void kv_give_back_all(struct kv *kv)
+{
+	prefix_give_back(kv->prefix, kv->n_pages);
+	kv_trim(kv);
+}
+
+static int kv_try_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	struct pages_change change;
-	int r = pages_reserve(kv->pages, slot, n_tokens, ret_err, &change);
+	int r = prefix_reserve(kv->prefix, slot, n_tokens, ret_err, &change);
 
 	return r ? r : kv_follow(kv, slot, &change, ret_err);
 }
 
-int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
+{
+	struct err first = ERR_NULL;
+	int r = kv_try_reserve(kv, slot, n_tokens, &first);
+
+	if (r != -ENOSPC || n_tokens > kv->params.n_ctx) {
+		*ret_err = r ? first : *ret_err;
+		return r;
+	}
+	kv_give_back_all(kv);
+	return kv_try_reserve(kv, slot, n_tokens, ret_err);
+}
+
+static int kv_try_fork(
+	struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
 {
 	struct pages_change change;
-	int r = pages_fork(kv->pages, from, n_tokens, slot, ret_err, &change);
+	int r = prefix_fork(kv->prefix, from, n_tokens, slot, ret_err, &change);
 
 	if (!r)
 		r = kv_follow(kv, slot, &change, ret_err);
 	if (!r)
 		kv_write_row(kv, slot, 0);
 	return r;
+}
+
+int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err)
+{
+	struct err first = ERR_NULL;
+	int r = kv_try_fork(kv, from, n_tokens, slot, &first);
+
+	if (r != -ENOSPC) {
+		*ret_err = r ? first : *ret_err;
+		return r;
+	}
+	kv_give_back_all(kv);
+	return kv_try_fork(kv, from, n_tokens, slot, ret_err);
+}
+
+uint32_t kv_adopt(
+	struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	uint32_t first = pages_get_n_tokens(kv->pages, slot) / KV_PAGE_TOKENS;
+	uint32_t n;
+
+	if (n_tokens > kv->params.n_ctx)
+		n_tokens = kv->params.n_ctx;
+	n = prefix_find(kv->prefix, scope, tokens, n_tokens, kv->found);
+	if (n * KV_PAGE_TOKENS <= pages_get_n_tokens(kv->pages, slot))
+		return 0;
+	for (uint32_t i = first; i < n; i++)
+		pages_share(kv->pages, slot, i, kv->found[i]);
+	kv_write_row(kv, slot, first);
+	return n * KV_PAGE_TOKENS;
+}
+
+void kv_publish(
+	struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	uint32_t n;
+	const uint32_t *pages = pages_get_list(kv->pages, slot, &n);
+
+	prefix_add(kv->prefix, scope, tokens, pages, n_tokens / KV_PAGE_TOKENS);
 }
 
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens)
@@ -374,6 +457,21 @@ void kv_get_pool(const struct kv *kv, struct kv_pool *ret_pool)
 uint32_t kv_get_free_pages(const struct kv *kv)
 {
 	return pages_get_n_free(kv->pages);
+}
+
+void kv_get_counters(const struct kv *kv, struct kv_counters *ret_counters)
+{
+	struct kv_counters c = {.n_total = kv->n_pages};
+
+	for (uint32_t i = 0; i < kv->n_pages; i++) {
+		uint32_t n_cached = prefix_has(kv->prefix, i);
+		uint32_t n_slots = pages_get_n_refs(kv->pages, i) - n_cached;
+
+		c.n_used += n_slots > 0;
+		c.n_shared += n_slots > 1;
+		c.n_cached += n_cached && !n_slots;
+	}
+	*ret_counters = c;
 }
 
 int kv_get_page(const struct kv *kv, uint32_t slot, uint32_t index, struct vk_slice *ret_page)

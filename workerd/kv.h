@@ -70,6 +70,21 @@ int must_check kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struc
 int must_check kv_fork(
 	struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, struct err *ret_err);
 
+/*
+ * The slot gets the pages that are known to hold the beginning of tokens[0..n_tokens), where they
+ * are more than it has reserved: how many tokens it has then, 0 for no more than before. What is
+ * not whole pages is not found. scope: workerd/prefix.h.
+ */
+uint32_t kv_adopt(
+	struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens);
+
+/*
+ * The slot's first n_tokens are these, and computed: whole pages of them may be found by kv_adopt,
+ * also when the slot is closed, until somebody needs the memory.
+ */
+void kv_publish(
+	struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens);
+
 /* Gives back the pages behind the first n_tokens. */
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);
 
@@ -87,6 +102,16 @@ struct kv_pool {
 
 void kv_get_pool(const struct kv *kv, struct kv_pool *ret_pool);
 uint32_t kv_get_free_pages(const struct kv *kv);
+
+/* Pages. used + cached + free = total. */
+struct kv_counters {
+	uint32_t n_total;
+	uint32_t n_used;   /* that slots have */
+	uint32_t n_shared; /* of those, that more than one slot has */
+	uint32_t n_cached; /* that nothing but kv_adopt would find */
+};
+
+void kv_get_counters(const struct kv *kv, struct kv_counters *ret_counters);
 
 /* The memory of the slot's page at index; -ENOENT when it has none there. */
 int must_check kv_get_page(

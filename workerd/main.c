@@ -105,6 +105,7 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		.lease = t->lease,
 		.park_after_ns = o->park_after_ns,
 		.no_park = o->no_park,
+		.shares_prefixes = o->shares_prefixes,
 		.in = t->engine_queue,
 		.text = t->text_queue,
 		.out = t->loop_queue,

@@ -203,6 +203,7 @@ struct message {
 	struct queue_node node; /* first */
 	enum message_kind kind;
 	uint64_t client;
+	uint64_t scope;  /* of a client's request: workerd/client.h */
 	uint64_t id;     /* of the client's request: the client's choice */
 	uint64_t serial; /* of the client's request: the loop thread's */
 	uint64_t arrived_ns;

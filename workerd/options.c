@@ -34,6 +34,8 @@ const char options_usage[] =
 	"without\n"
 	"                      a generation, until the next one (default: when others need it)\n"
 	"  --no-park           keep them, whoever needs memory\n"
+	"  --share-prefixes    what one client has had computed may be used for every other\n"
+	"                      (default: for those of the same user)\n"
 	"  --fail-on-spill     end, now or later, when memory does not fit where it belongs\n"
 	"  --deterministic     the same tokens whatever else is served\n"
 	"  --log-level LEVEL   error, warn, info or debug (default: info)\n"
@@ -55,6 +57,7 @@ enum option_id {
 	OPTION_EXPERT_CACHE,
 	OPTION_PARK_AFTER,
 	OPTION_NO_PARK,
+	OPTION_SHARE_PREFIXES,
 	OPTION_FAIL_ON_SPILL,
 	OPTION_DETERMINISTIC,
 	OPTION_LOG_LEVEL,
@@ -76,6 +79,7 @@ static const struct option option_table[] = {
 	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
 	{"park-after", required_argument, NULL, OPTION_PARK_AFTER},
 	{"no-park", no_argument, NULL, OPTION_NO_PARK},
+	{"share-prefixes", no_argument, NULL, OPTION_SHARE_PREFIXES},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
 	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
@@ -162,6 +166,7 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_EXPERT_CACHE: return options_parse_expert_cache(text, ret_err, o);
 	case OPTION_PARK_AFTER: return options_parse_park_after(text, ret_err, &o->park_after_ns);
 	case OPTION_NO_PARK: o->no_park = true; return 0;
+	case OPTION_SHARE_PREFIXES: o->shares_prefixes = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
 	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;
 	case OPTION_LOG_LEVEL:

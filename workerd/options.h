@@ -43,6 +43,7 @@ struct options {
 	uint64_t expert_cache_bytes; /* with OPTIONS_EXPERT_CACHE_BYTES */
 	uint64_t park_after_ns;      /* idle; 0: under pressure alone */
 	bool no_park;                /* not under pressure either */
+	bool shares_prefixes;
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

@@ -36,6 +36,7 @@ struct scheduler_params park_get_scheduler_params(const struct stack *s)
 		.n_ctx = kv->n_ctx,
 		.n_rows = s->chunk.n_rows,
 		.n_vocab = plan_get_n_vocab(s->plan),
+		.n_page_tokens = KV_PAGE_TOKENS,
 		.max_text_bytes = park_get_max_text_bytes(s->weights->manifest),
 	};
 }

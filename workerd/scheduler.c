@@ -31,7 +31,8 @@ int scheduler_new(const struct scheduler_params *params, const struct scheduler_
 {
 	struct scheduler *s;
 
-	if (!params->n_sessions || !params->n_ctx || params->n_rows < params->n_sessions)
+	if (!params->n_sessions || !params->n_ctx || params->n_rows < params->n_sessions ||
+		!params->n_page_tokens)
 		return -EINVAL;
 	s = calloc(1, sizeof(*s));
 	if (!s)
@@ -83,8 +84,8 @@ static void scheduler_close_slot(struct scheduler *s, uint32_t slot)
 		s->backend.close(s->backend.userdata, slot);
 }
 
-static int scheduler_open_one(
-	struct scheduler *s, uint64_t client, struct err *ret_err, struct session **ret_session)
+static int scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope,
+	struct err *ret_err, struct session **ret_session)
 {
 	struct session *session = s->sessions;
 	uint32_t slot = 0;
@@ -107,16 +108,18 @@ static int scheduler_open_one(
 		scheduler_close_slot(s, slot);
 		return r;
 	}
+	session->scope = scope;
 	s->last_session++;
 	s->counters.n_sessions++;
 	*ret_session = session;
 	return 0;
 }
 
-int scheduler_open(struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session)
+int scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope, struct err *ret_err,
+	uint64_t *ret_session)
 {
 	struct session *session;
-	int r = scheduler_open_one(s, client, ret_err, &session);
+	int r = scheduler_open_one(s, client, scope, ret_err, &session);
 
 	if (!r)
 		*ret_session = session->id;
@@ -164,7 +167,7 @@ int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n
 	int r = scheduler_find(s, client, id, ret_err, &from);
 
 	if (!r)
-		r = scheduler_open_one(s, client, ret_err, &session);
+		r = scheduler_open_one(s, client, from->scope, ret_err, &session);
 	if (r)
 		return r;
 	r = session_fork(session, from, n_tokens ? n_tokens : from->n_tokens, ret_err);
@@ -205,12 +208,39 @@ int scheduler_truncate(
 	return r;
 }
 
+/* What somebody has computed already; the last token is left, for its logits. */
+static void scheduler_adopt(struct scheduler *s, struct session *session)
+{
+	uint32_t n;
+
+	if (s->is_detached || session->state != SESSION_IDLE || session->is_stale ||
+		!session->n_tokens)
+		return;
+	n = s->backend.adopt(s->backend.userdata, session->slot, session->scope, session->tokens,
+		session->n_tokens - 1);
+	if (n > session->n_cached)
+		session->n_cached = session->n_published = n;
+}
+
+static void scheduler_publish(struct scheduler *s, struct session *session)
+{
+	uint32_t n_whole = session->n_cached - session->n_cached % s->params.n_page_tokens;
+
+	if (n_whole <= session->n_published)
+		return;
+	s->backend.publish(
+		s->backend.userdata, session->slot, session->scope, session->tokens, n_whole);
+	session->n_published = n_whole;
+}
+
 int scheduler_generate(struct scheduler *s, struct message *generate, struct err *ret_err)
 {
 	const struct dry_text text = {.userdata = s->backend.userdata, .get = s->backend.get_text};
 	struct session *session = NULL;
 	int r = scheduler_find(s, generate->client, generate->generate.session, ret_err, &session);
 
+	if (!r)
+		scheduler_adopt(s, session);
 	if (!r)
 		r = session_start(session, generate, s->params.n_vocab, s->params.max_text_bytes,
 			&text, ret_err);
@@ -252,7 +282,7 @@ void scheduler_detach(struct scheduler *s)
 		if (session->state == SESSION_CLOSED)
 			continue;
 		scheduler_close_slot(s, session->slot);
-		session->n_cached = 0;
+		session->n_cached = session->n_published = 0;
 	}
 	s->is_detached = true;
 }
@@ -466,6 +496,7 @@ static void scheduler_advance(struct scheduler *s, const float *logits)
 		if (session->n_cached < n_prompt)
 			s->counters.prompt_tokens += n_take;
 		session->n_cached += n_take;
+		scheduler_publish(s, session);
 		if (session_get_n_due(session))
 			continue;
 		scheduler_pick(s, session, logits);

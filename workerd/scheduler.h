@@ -24,11 +24,15 @@ struct scheduler;
 
 struct scheduler_backend {
 	void *userdata;
-	/* as kv_open, kv_close, kv_fork, kv_reserve, kv_truncate */
+	/* as kv_open, kv_close, kv_fork, kv_adopt, kv_publish, kv_reserve, kv_truncate */
 	int (*open)(void *userdata, struct err *ret_err, uint32_t *ret_slot);
 	void (*close)(void *userdata, uint32_t slot);
 	int (*fork)(void *userdata, uint32_t from, uint32_t n_tokens, uint32_t slot,
 		struct err *ret_err);
+	uint32_t (*adopt)(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens,
+		uint32_t n_tokens);
+	void (*publish)(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens,
+		uint32_t n_tokens);
 	int (*reserve)(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 	void (*truncate)(void *userdata, uint32_t slot, uint32_t n_tokens);
 	/* as plan_step */
@@ -54,6 +58,7 @@ struct scheduler_params {
 	uint32_t n_rows; /* of a step, at least n_sessions */
 	uint32_t n_vocab;
 	uint32_t max_text_bytes; /* of any token */
+	uint32_t n_page_tokens;  /* what is published is a multiple of it */
 };
 
 /* backend's userdata is borrowed. -ENOMEM, -EINVAL. */
@@ -63,12 +68,13 @@ int must_check scheduler_new(const struct scheduler_params *params,
 /* Without a word to the backend: scheduler_stop before it. Accepts NULL; returns NULL. */
 struct scheduler *scheduler_free(struct scheduler *s);
 
-int must_check scheduler_open(
-	struct scheduler *s, uint64_t client, struct err *ret_err, uint64_t *ret_session);
+/* scope: workerd/prefix.h. */
+int must_check scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope,
+	struct err *ret_err, uint64_t *ret_session);
 
 /*
- * Another session of the client, as session_fork: what is in the KV cache is shared, not computed
- * again. n_tokens 0: all there are now, which a generation may be adding to.
+ * Another session of the client and the scope, as session_fork: what is in the KV cache is shared,
+ * not computed again. n_tokens 0: all there are now, which a generation may be adding to.
  */
 int must_check scheduler_fork(struct scheduler *s, uint64_t client, uint64_t session,
 	uint32_t n_tokens, struct err *ret_err, uint64_t *ret_session);

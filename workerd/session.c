@@ -45,7 +45,7 @@ void session_close(struct session *s)
 void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_other_tokens)
 {
 	s->slot = slot;
-	s->n_cached = 0;
+	s->n_cached = s->n_published = 0;
 	if (n_ctx < s->n_ctx)
 		s->n_ctx = n_ctx;
 	s->is_stale |= has_other_tokens || s->n_tokens > s->n_ctx;
@@ -139,6 +139,8 @@ int session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err)
 	s->n_tokens = n_tokens;
 	if (s->n_cached > n_tokens)
 		s->n_cached = n_tokens;
+	if (s->n_published > n_tokens)
+		s->n_published = n_tokens;
 	return 0;
 }
 

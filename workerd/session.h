@@ -29,12 +29,14 @@ struct session {
 	enum session_state state;
 	uint64_t id; /* never used again in this process */
 	uint64_t client;
-	uint32_t slot; /* of kv; while there is one */
-	bool is_stale; /* its tokens mean nothing to the model that is there now */
+	uint64_t scope; /* whose KV it may find, and who may find its (workerd/prefix.h) */
+	uint32_t slot;  /* of kv; while there is one */
+	bool is_stale;  /* its tokens mean nothing to the model that is there now */
 	uint32_t n_ctx;
 	uint32_t n_tokens;
 	uint32_t n_cached;
-	uint32_t *tokens; /* [n_ctx] */
+	uint32_t n_published; /* of n_cached, those that others may find */
+	uint32_t *tokens;     /* [n_ctx] */
 	struct holdback text;
 	/* of the generation */
 	struct message *generate; /* MESSAGE_GENERATE, the session's until it is finished */

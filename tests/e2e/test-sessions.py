@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of a worker that share what they have in common, and go on from where others ended."""
+import os
+
 import harness
 from harness import check, check_equal
 from worker_socket import (
@@ -32,7 +34,9 @@ def answer(c, session, n_predict=40):
 
 def test_fork_equals_recompute(site):
     worker = serve(site)
-    with Connection(worker) as c, Connection(worker) as other:
+    # Where nothing of it is known: in the same worker it would be found.
+    elsewhere = site.worker("demo", ["--deterministic"])
+    with Connection(worker) as c, Connection(elsewhere) as other:
         session = c.open()
         n_prompt = c.append_chat(session, QUESTION)
         ids, _ = answer(c, session, 60)
@@ -43,14 +47,15 @@ def test_fork_equals_recompute(site):
             forked, n_cached = answer(c, fork, 30)
             # All is there but the KV of the last token, which is computed for its logits.
             check_equal(n_cached, n_had - 1, f"cached tokens of a fork at {n_keep}")
-            # A client of its own would compute every token of it.
             alone = other.open()
             other.append_ids(alone, prompt_ids(c, QUESTION) + ids[:n_had - n_prompt])
-            computed, _ = answer(other, alone, 30)
+            computed, n_cached = answer(other, alone, 30)
+            check(n_keep or n_cached == 0, "the first was not computed elsewhere")
             check_equal(forked, computed, f"tokens of a fork at {n_keep}")
             c.call(CLOSE, field(1, fork))
             other.call(CLOSE, field(1, alone))
         check("asked" in refusal(c.fork, session, 500), "a fork beyond the end")
+    with Connection(worker) as other:
         check("not one of" in refusal(other.fork, session), "a fork of another's session")
 
 
@@ -82,6 +87,117 @@ def test_forks_do_not_disturb(site):
                 left.remove(id_)
         for id_, n_had in zip(started, (20, 5, 0)):
             check_equal(streams[id_], ids[n_had:n_had + 30], f"tokens after the first {n_had}")
+
+
+def long_prompt(n_tokens, first=300):
+    """Tokens of the demo model that mean nothing; the same for the same arguments."""
+    return [first + i * 7 % 1000 for i in range(n_tokens)]
+
+
+def ask_ids(c, ids, n_predict=20):
+    """(tokens, cached tokens) of a session that is opened for it and closed again."""
+    session = c.open()
+    c.append_ids(session, ids)
+    found = answer(c, session, n_predict)
+    c.call(CLOSE, field(1, session))
+    return found
+
+
+def computed_tokens(c):
+    return c.status().get(16, 0)
+
+
+def test_prefix_is_found(site):
+    worker = serve(site)
+    prompt = long_prompt(100)
+    with Connection(worker) as c:
+        first, n_cached = ask_ids(c, prompt)
+        check_equal(n_cached, 0, "cached tokens of the first")
+        for n, n_expected in (100, 96), (97, 96), (96, 64), (33, 32), (32, 0):
+            before = computed_tokens(c)
+            ids, n_cached = ask_ids(c, prompt[:n])
+            check_equal(n_cached, n_expected, f"cached tokens of {n}")
+            check_equal(computed_tokens(c) - before, n - n_expected, f"computed tokens of {n}")
+            if n == len(prompt):
+                check_equal(ids, first, "tokens behind a prefix that was found")
+        # What was generated is found too: the next turn of a conversation.
+        turn = prompt + first + long_prompt(5, 400)
+        _, n_cached = ask_ids(c, turn)
+        check_equal(n_cached, (len(prompt) + len(first) - 1) // PAGE_TOKENS * PAGE_TOKENS,
+                    "cached tokens of the next turn")
+        # One token that differs, and all behind it is another text.
+        other = [prompt[0] + 1] + prompt[1:]
+        ids, n_cached = ask_ids(c, other)
+        check_equal(n_cached, 0, "cached tokens behind another first token")
+        ids, n_cached = ask_ids(c, prompt[:40] + [9] + prompt[41:])
+        check_equal(n_cached, PAGE_TOKENS, "cached tokens before another token")
+    # Another connection of the same user; and two at once, of which one is still open.
+    with Connection(worker) as a, Connection(worker) as b:
+        session = a.open()
+        a.append_ids(session, prompt)
+        check_equal(answer(a, session, 20), (first, 96), "in another connection")
+        check_equal(ask_ids(b, prompt), (first, 96), "beside an open session")
+
+
+def test_prefix_gives_way(site):
+    """A pool full of pages that nobody has any more refuses nobody, and loses the oldest first."""
+    worker = serve(site, "--sessions", "2", "--ctx", "128")
+    with Connection(worker) as c:
+        n_pages = 2 * 128 // PAGE_TOKENS
+        texts = [long_prompt(100, 300 + 10 * i) for i in range(n_pages)]
+        answers = [ask_ids(c, text)[0] for text in texts]
+        check_equal(ask_ids(c, texts[-1]), (answers[-1], 96), "the last")
+        check_equal(ask_ids(c, texts[0]), (answers[0], 0), "the first")
+        sessions = [c.open(), c.open()]
+        for session, text in zip(sessions, (texts[3], texts[4])):
+            c.append_ids(session, (text + text)[:120])
+        for session in sessions:
+            ids, n_cached = answer(c, session, 8)
+            check_equal((len(ids), n_cached), (8, 0), "a full pool of others' pages")
+
+
+def connect_as(worker, uid):
+    """A connection that the kernel says is another user's."""
+    os.seteuid(uid)
+    try:
+        return Connection(worker)
+    finally:
+        os.seteuid(0)
+
+
+def open_to_all(site, worker):
+    if os.geteuid():
+        raise harness.Skip("not root: no other user to be")
+    os.chmod(site.dir, 0o755)
+    os.chmod(worker.socket, 0o666)
+
+
+def test_prefix_is_one_users(site):
+    worker = serve(site)
+    open_to_all(site, worker)
+    prompt = long_prompt(100)
+    with Connection(worker) as root, connect_as(worker, 12345) as a, \
+            connect_as(worker, 12345) as b, connect_as(worker, 12346) as other, \
+            connect_as(worker, 65534) as nobody, connect_as(worker, 65534) as nobody_else:
+        first = ask_ids(root, prompt)
+        check_equal(first[1], 0, "root")
+        check_equal(ask_ids(a, prompt), first, "another user")
+        check_equal(ask_ids(b, prompt), (first[0], 96), "the same user again")
+        check_equal(ask_ids(other, prompt), first, "a third user")
+        # A user without a number may be anybody.
+        check_equal(ask_ids(nobody, prompt), first, "a user without a number")
+        check_equal(ask_ids(nobody_else, prompt), first, "another without a number")
+        check_equal(ask_ids(nobody, prompt), (first[0], 96), "the same connection")
+
+
+def test_prefix_is_everybodys(site):
+    worker = serve(site, "--share-prefixes")
+    open_to_all(site, worker)
+    prompt = long_prompt(100)
+    with connect_as(worker, 12345) as a, connect_as(worker, 12346) as b:
+        first = ask_ids(a, prompt)
+        check_equal(first[1], 0, "one user")
+        check_equal(ask_ids(b, prompt), (first[0], 96), "another user")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,24 @@ int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, stru
 	return 0;
 }
 
+uint32_t kv_adopt(struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+{
+	(void)kv;
+	(void)slot;
+	(void)scope;
+	(void)ids;
+	(void)n_ids;
+	return 0;
+}
+
+void kv_publish(struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+{
+	(void)kv;
+	(void)scope;
+	(void)ids;
+	assert_true(is_slot_open[slot] && n_ids % KV_PAGE_TOKENS == 0);
+}
+
 int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
 {
 	(void)kv;

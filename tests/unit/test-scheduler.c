@@ -15,6 +15,8 @@ enum {
 	N_CTX = 200,
 	N_ROWS = 16,
 	N_VOCAB = 64,
+	N_PAGE_TOKENS = 4,
+	MAX_PUBLISHED = 64,
 	END_TOKEN = 63,
 	MAX_TOKENS = 4096,
 	CLIENT = 1,
@@ -35,7 +37,13 @@ struct fake {
 	uint32_t n_steps;
 	uint32_t n_slot_rows[N_SESSIONS]; /* of the last step */
 	int step_error;                   /* the next step fails */
-	uint32_t no_pages_slot;           /* reserve of it fails; N_SESSIONS: none */
+	struct {
+		uint64_t scope;
+		uint32_t n_tokens;
+		uint32_t tokens[N_CTX];
+	} published[MAX_PUBLISHED]; /* every beginning that was */
+	uint32_t n_published;
+	uint32_t no_pages_slot; /* reserve of it fails; N_SESSIONS: none */
 	/* what came out, of one client request id each */
 	uint32_t n_tokens[16];
 	uint32_t tokens[16][N_CTX];
@@ -100,6 +108,44 @@ static int fake_fork(
 	memcpy(f->kv[slot], f->kv[from], n_tokens * sizeof(uint32_t));
 	f->n_computed[slot] = f->n_reserved[slot] = n_tokens;
 	return 0;
+}
+
+static uint32_t fake_adopt(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	struct fake *f = userdata;
+	uint32_t n_best = f->n_reserved[slot];
+
+	assert_true(f->is_open[slot]);
+	for (uint32_t i = 0; i < f->n_published; i++) {
+		uint32_t n = 0;
+
+		while (n < n_tokens && n < f->published[i].n_tokens &&
+			tokens[n] == f->published[i].tokens[n])
+			n++;
+		n -= n % N_PAGE_TOKENS;
+		if (scope == f->published[i].scope && n > n_best)
+			n_best = n;
+	}
+	if (n_best == f->n_reserved[slot])
+		return 0;
+	memcpy(f->kv[slot], tokens, n_best * sizeof(*tokens));
+	f->n_computed[slot] = f->n_reserved[slot] = n_best;
+	return n_best;
+}
+
+static void fake_publish(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
+{
+	struct fake *f = userdata;
+
+	assert_int_equal(n_tokens % N_PAGE_TOKENS, 0);
+	assert_in_range(n_tokens, N_PAGE_TOKENS, f->n_computed[slot]);
+	assert_memory_equal(tokens, f->kv[slot], n_tokens * sizeof(*tokens));
+	assert_in_range(f->n_published, 0, MAX_PUBLISHED - 1);
+	f->published[f->n_published].scope = scope;
+	f->published[f->n_published].n_tokens = n_tokens;
+	memcpy(f->published[f->n_published++].tokens, tokens, n_tokens * sizeof(*tokens));
 }
 
 static int fake_reserve(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err)
@@ -197,11 +243,14 @@ static struct scheduler *new_scheduler(void)
 		.n_ctx = N_CTX,
 		.n_rows = N_ROWS,
 		.n_vocab = N_VOCAB,
-		.max_text_bytes = 4};
+		.max_text_bytes = 4,
+		.n_page_tokens = N_PAGE_TOKENS};
 	const struct scheduler_backend backend = {.userdata = &fake,
 		.open = fake_open,
 		.close = fake_close,
 		.fork = fake_fork,
+		.adopt = fake_adopt,
+		.publish = fake_publish,
 		.reserve = fake_reserve,
 		.truncate = fake_truncate,
 		.step = fake_step,
@@ -240,7 +289,7 @@ static uint64_t open_prompt(struct scheduler *s, uint64_t client, uint32_t n_pro
 	uint64_t session;
 	struct err e = ERR_NULL;
 
-	check_ok(scheduler_open(s, client, &e, &session), &e);
+	check_ok(scheduler_open(s, client, client, &e, &session), &e);
 	for (uint32_t i = 0; i < n_prompt; i++)
 		ids[i] = (i * 7 + salt) % (N_VOCAB - 1);
 	check_ok(scheduler_append(s, client, session, ids, n_prompt, &e, &n_total), &e);
@@ -420,12 +469,45 @@ static void test_fork(void **state)
 		.n_ctx = N_CTX,
 		.n_rows = N_ROWS,
 		.n_vocab = N_VOCAB,
-		.max_text_bytes = 4};
+		.max_text_bytes = 4,
+		.n_page_tokens = N_PAGE_TOKENS};
 	fake.no_pages_slot = N_SESSIONS;
 	check_ok(scheduler_attach(s, &params, false, &e), &e);
 	generate(s, CLIENT, forks[0], 3, 5);
 	run(s);
 	expect_tokens(3, 20, 3, 5);
+	end_scheduler(s);
+}
+
+/* What was computed once is not again, for the same scope, and the answers are the same. */
+static void test_prefix(void **state)
+{
+	struct scheduler *s = new_scheduler();
+	struct err e = ERR_NULL;
+	uint64_t session;
+
+	(void)state;
+	session = open_prompt(s, CLIENT, 21, 3);
+	generate(s, CLIENT, session, 0, 8);
+	run(s);
+	assert_int_equal(fake.finished[0]->generate.finished.cached_tokens, 0);
+	assert_int_equal(scheduler_get_counters(s)->prompt_tokens, 21);
+	/* A session that is still open, and one that is closed. */
+	generate(s, CLIENT, open_prompt(s, CLIENT, 21, 3), 1, 8);
+	run(s);
+	check_ok(scheduler_close(s, CLIENT, session, &e), &e);
+	generate(s, CLIENT, open_prompt(s, CLIENT, 20, 3), 2, 8);
+	run(s);
+	assert_int_equal(fake.finished[1]->generate.finished.cached_tokens, 20);
+	/* One token is always left to compute. */
+	assert_int_equal(fake.finished[2]->generate.finished.cached_tokens, 16);
+	assert_int_equal(scheduler_get_counters(s)->prompt_tokens, 21 + 1 + 4);
+	/* Another scope knows nothing of it. */
+	generate(s, OTHER, open_prompt(s, OTHER, 21, 3), 3, 8);
+	run(s);
+	assert_int_equal(fake.finished[3]->generate.finished.cached_tokens, 0);
+	for (uint64_t i = 0; i < 4; i++)
+		expect_tokens(i, i == 2 ? 20 : 21, 3, 8);
 	end_scheduler(s);
 }
 
@@ -493,7 +575,7 @@ static void test_disconnect(void **state)
 		sessions[i] = open_prompt(s, i % 2 ? OTHER : CLIENT, 5, i);
 		generate(s, i % 2 ? OTHER : CLIENT, sessions[i], i, 10);
 	}
-	assert_int_equal(scheduler_open(s, CLIENT, &e, &more), -EAGAIN);
+	assert_int_equal(scheduler_open(s, CLIENT, CLIENT, &e, &more), -EAGAIN);
 	step(s);
 	scheduler_disconnect(s, CLIENT);
 	assert_int_equal(scheduler_get_counters(s)->n_sessions, 2);
@@ -669,7 +751,8 @@ static void test_detach_and_attach(void **state)
 		.n_ctx = N_CTX,
 		.n_rows = N_SESSIONS,
 		.n_vocab = N_VOCAB,
-		.max_text_bytes = 4};
+		.max_text_bytes = 4,
+		.n_page_tokens = N_PAGE_TOKENS};
 	struct scheduler *s = new_scheduler();
 	struct err e = ERR_NULL;
 	uint64_t sessions[3];
@@ -692,7 +775,7 @@ static void test_detach_and_attach(void **state)
 	check_ok(scheduler_append(s, CLIENT, young, (const uint32_t[]){1}, 1, &e, &n_total), &e);
 	for (uint32_t i = 3; i < N_SESSIONS; i++)
 		open_prompt(s, CLIENT + 1, 1, i);
-	assert_int_equal(scheduler_open(s, CLIENT, &e, &young), -EAGAIN);
+	assert_int_equal(scheduler_open(s, CLIENT, CLIENT, &e, &young), -EAGAIN);
 	scheduler_disconnect(s, CLIENT + 1);
 	assert_true(scheduler_is_busy(s));
 	check_ok(scheduler_attach(s, &params, false, &e), &e);
@@ -722,6 +805,7 @@ int main(void)
 		CASE(test_fair_shares),
 		CASE(test_truncate_and_again),
 		CASE(test_fork),
+		CASE(test_prefix),
 		CASE(test_context_full),
 		CASE(test_cancel_and_close),
 		CASE(test_disconnect),

@@ -31,6 +31,18 @@ static void test_defaults(void **state)
 	assert_int_equal(o.expert_cache, OPTIONS_EXPERT_CACHE_AUTO);
 }
 
+static void test_switches(void **state)
+{
+	struct options o;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(parse(NULL, NULL, &e, &o), 0);
+	assert_false(o.shares_prefixes);
+	assert_int_equal(parse("--share-prefixes", NULL, &e, &o), 0);
+	assert_true(o.shares_prefixes);
+}
+
 static void test_expert_cache(void **state)
 {
 	static const char *const wrong[] = {
@@ -76,6 +88,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_defaults),
+		CASE(test_switches),
 		CASE(test_expert_cache),
 		CASE(test_kv_type),
 	};

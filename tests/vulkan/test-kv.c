@@ -249,6 +249,59 @@ static void test_fork(void **state)
 	vk_device_free(d);
 }
 
+/* Pages of a closed session that are found again are as they were; what nobody finds is cleared. */
+static void test_adopt(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct kv_counters c;
+	uint32_t tokens[2 * KV_PAGE_TOKENS];
+	uint32_t a = open_slot(kv, 2 * KV_PAGE_TOKENS);
+
+	(void)state;
+	for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
+		tokens[i] = i;
+	uint64_t first = get_address(kv, a, 0);
+	write_page(d, kv, a, 0);
+	write_page(d, kv, a, 1);
+	kv_publish(kv, a, 7, tokens, ARRAY_SIZE(tokens) - 1);
+	kv_close(kv, a);
+	kv_get_counters(kv, &c);
+	assert_int_equal(c.n_total, 6);
+	assert_int_equal(c.n_used, 0);
+	assert_int_equal(c.n_cached, 1);
+	/* Of another scope, or with another token, it is not there. */
+	a = open_slot(kv, 0);
+	assert_int_equal(kv_adopt(kv, a, 8, tokens, ARRAY_SIZE(tokens)), 0);
+	tokens[1] = 9;
+	assert_int_equal(kv_adopt(kv, a, 7, tokens, ARRAY_SIZE(tokens)), 0);
+	tokens[1] = 1;
+	assert_int_equal(kv_adopt(kv, a, 7, tokens, ARRAY_SIZE(tokens)), KV_PAGE_TOKENS);
+	assert_int_equal(get_address(kv, a, 0), first);
+	expect_page(d, kv, a, 0, CANARY);
+	/* No more than it has. */
+	assert_int_equal(kv_adopt(kv, a, 7, tokens, ARRAY_SIZE(tokens)), 0);
+	uint32_t b = open_slot(kv, 3);
+	assert_int_equal(kv_adopt(kv, b, 7, tokens, KV_PAGE_TOKENS), KV_PAGE_TOKENS);
+	kv_get_counters(kv, &c);
+	assert_int_equal(c.n_used, 1);
+	assert_int_equal(c.n_shared, 1);
+	assert_int_equal(c.n_cached, 0);
+	kv_close(kv, a);
+	kv_close(kv, b);
+	/* Somebody else gets all six: the one that was kept is given back, and cleared. */
+	a = open_slot(kv, N_CTX);
+	b = open_slot(kv, 2 * KV_PAGE_TOKENS);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_page(d, kv, a, i, 0);
+	for (uint32_t i = 0; i < 2; i++)
+		expect_page(d, kv, b, i, 0);
+	kv_truncate(kv, b, 0);
+	assert_int_equal(kv_adopt(kv, b, 7, tokens, ARRAY_SIZE(tokens)), 0);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 /* A pool of more bytes than the device allocates at once: pages do not straddle. */
 static void test_several_memories(void **state)
 {
@@ -425,6 +478,7 @@ int main(void)
 		CASE(test_pages),
 		CASE(test_refusals),
 		CASE(test_fork),
+		CASE(test_adopt),
 		CASE(test_several_memories),
 		CASE(test_chunks_come_and_go),
 		CASE(test_no_memory_for_a_chunk),
