@@ -174,6 +174,55 @@ int worker_client_fork_session(struct worker_client *c, uint64_t session, uint32
 	return r;
 }
 
+int worker_client_save_session(struct worker_client *c, uint64_t session, const char *name,
+	struct err *ret_err, struct worker_client_saved *ret_saved)
+{
+	_cleanup_(worker_link_free_reply)
+	Wk__Reply *reply = NULL;
+	Wk__SaveSession save = WK__SAVE_SESSION__INIT;
+	Wk__Request request = WK__REQUEST__INIT;
+
+	save.session = session;
+	save.name = (char *)name;
+	request.body_case = WK__REQUEST__BODY_SAVE_SESSION;
+	request.save_session = &save;
+	int r = worker_link_call(&c->link, &request, WK__REPLY__BODY_SAVED, ret_err, &reply);
+	if (r == 0)
+		*ret_saved = (struct worker_client_saved){
+			.session = session,
+			.n_tokens = reply->saved->n_tokens,
+			.n_cached = reply->saved->n_cached,
+			.n_bytes = reply->saved->n_bytes,
+		};
+	return r;
+}
+
+int worker_client_restore_session(struct worker_client *c, const char *name, struct err *ret_err,
+	struct worker_client_saved *ret_saved)
+{
+	_cleanup_(worker_link_free_reply)
+	Wk__Reply *reply = NULL;
+	Wk__RestoreSession restore = WK__RESTORE_SESSION__INIT;
+	Wk__Request request = WK__REQUEST__INIT;
+
+	restore.name = (char *)name;
+	request.body_case = WK__REQUEST__BODY_RESTORE_SESSION;
+	request.restore_session = &restore;
+	int r = worker_link_call(&c->link, &request, WK__REPLY__BODY_RESTORED, ret_err, &reply);
+	if (r)
+		return r;
+	struct worker_client_saved saved = {
+		.session = reply->restored->session,
+		.n_tokens = reply->restored->n_tokens,
+		.n_cached = reply->restored->n_cached,
+	};
+	r = worker_client_copy(
+		"restored", reply->restored->why, sizeof(saved.why), ret_err, saved.why);
+	if (r == 0)
+		*ret_saved = saved;
+	return r;
+}
+
 /* A request that Done answers. */
 static int must_check worker_client_do(
 	struct worker_client *c, Wk__Request *request, struct err *ret_err)

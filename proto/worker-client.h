@@ -47,6 +47,20 @@ int must_check worker_client_close_session(
 int must_check worker_client_fork_session(struct worker_client *c, uint64_t session,
 	uint32_t n_tokens, struct err *ret_err, uint64_t *ret_session);
 
+struct worker_client_saved {
+	uint64_t session; /* of restore: the new one */
+	uint32_t n_tokens;
+	uint32_t n_cached; /* of them, those that need not be computed again */
+	uint64_t n_bytes;  /* of save: of the file */
+	char why[256];     /* of restore: why not all that was saved is of use */
+};
+
+/* A file of the worker's --sessions-dir: SaveSession and RestoreSession of workerd.proto. */
+int must_check worker_client_save_session(struct worker_client *c, uint64_t session,
+	const char *name, struct err *ret_err, struct worker_client_saved *ret_saved);
+int must_check worker_client_restore_session(struct worker_client *c, const char *name,
+	struct err *ret_err, struct worker_client_saved *ret_saved);
+
 /* With the model's BOS token where the model wants one. */
 int must_check worker_client_append_text(struct worker_client *c, uint64_t session,
 	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,

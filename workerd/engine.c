@@ -14,6 +14,8 @@
 #include "proto/util/thread.h"
 #include "vk/cache.h"
 #include "vk/device.h"
+#include "vk/memory.h"
+#include "workerd/archive.h"
 #include "workerd/kv.h"
 #include "workerd/ledger.h"
 #include "workerd/message.h"
@@ -276,6 +278,8 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 		return scheduler_truncate(
 			s, m->client, m->truncate.session, m->truncate.n_tokens, ret_err);
 	case MESSAGE_CLOSE: return scheduler_close(s, m->client, m->session, ret_err);
+	case MESSAGE_SAVE: return archive_save(e, m, ret_err);
+	case MESSAGE_RESTORE: return archive_restore(e, m, ret_err);
 	case MESSAGE_FORK:
 		return scheduler_fork(
 			s, m->client, m->fork.session, m->fork.n_tokens, ret_err, &m->fork.session);

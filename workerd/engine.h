@@ -34,6 +34,7 @@ struct loan;
 struct queue;
 struct stack;
 struct stack_params;
+struct store;
 
 struct engine_params {
 	const struct stack_params *site; /* copied; its client comes by loan */
@@ -42,6 +43,7 @@ struct engine_params {
 	struct lease *lease;    /* what of it is told to a weightd that came back */
 	uint64_t park_after_ns; /* without a generation; 0: only when others need memory */
 	bool no_park;           /* not even then */
+	struct store *store;    /* of saved sessions; NULL: none are saved */
 	bool shares_prefixes;   /* of all clients; else of those of one scope */
 	struct queue *in;
 	struct queue *text; /* where another model's manifest goes */

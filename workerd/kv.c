@@ -353,7 +353,8 @@ int kv_reserve(struct kv *kv, uint32_t slot, uint32_t n_tokens, struct err *ret_
 	int r = kv_try_reserve(kv, slot, n_tokens, &first);
 
 	if (r != -ENOSPC || n_tokens > kv->params.n_ctx) {
-		*ret_err = r ? first : *ret_err;
+		if (r)
+			*ret_err = first;
 		return r;
 	}
 	kv_give_back_all(kv);
@@ -379,7 +380,8 @@ int kv_fork(struct kv *kv, uint32_t from, uint32_t n_tokens, uint32_t slot, stru
 	int r = kv_try_fork(kv, from, n_tokens, slot, &first);
 
 	if (r != -ENOSPC) {
-		*ret_err = r ? first : *ret_err;
+		if (r)
+			*ret_err = first;
 		return r;
 	}
 	kv_give_back_all(kv);
@@ -452,6 +454,11 @@ void kv_get_pool(const struct kv *kv, struct kv_pool *ret_pool)
 		.n_allocated_chunks = f.n_allocated,
 		.n_allocated_bytes = f.n_allocated_bytes,
 	};
+}
+
+uint64_t kv_get_page_bytes(const struct kv *kv)
+{
+	return kv->page_bytes;
 }
 
 uint32_t kv_get_free_pages(const struct kv *kv)

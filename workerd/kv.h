@@ -92,6 +92,7 @@ const struct kv_params *kv_get_params(const struct kv *kv);
 uint64_t kv_get_table_address(const struct kv *kv); /* [n_slots][n_slot_pages] u64 */
 uint32_t kv_get_slot_pages(const struct kv *kv);
 uint64_t kv_get_bytes(const struct kv *kv); /* of the pool, when all of it is allocated */
+uint64_t kv_get_page_bytes(const struct kv *kv);
 
 struct kv_pool {
 	uint32_t n_pages;

@@ -26,6 +26,7 @@
 #include "workerd/plan.h"
 #include "workerd/queue.h"
 #include "workerd/rpc.h"
+#include "workerd/store.h"
 #include "workerd/text.h"
 #include "workerd/weights.h"
 #include "workerd/worker.h"
@@ -42,6 +43,7 @@ struct threads {
 	struct loop *loop;
 	struct loan *loan;
 	struct lease *lease;
+	struct store *store;
 };
 
 static int start_loop(struct threads *t, struct worker *w, const struct options *o,
@@ -86,6 +88,8 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		r = loan_new(&t->loan);
 	if (!r)
 		r = lease_new(&t->lease);
+	if (!r && o->sessions_dir)
+		r = store_new(o->sessions_dir, ret_err, &t->store);
 	if (r)
 		return r;
 	const struct text_params text = {
@@ -105,6 +109,7 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		.lease = t->lease,
 		.park_after_ns = o->park_after_ns,
 		.no_park = o->no_park,
+		.store = t->store,
 		.shares_prefixes = o->shares_prefixes,
 		.in = t->engine_queue,
 		.text = t->text_queue,
@@ -135,6 +140,7 @@ static void threads_end(struct threads *t)
 	loop_free(t->loop);
 	loan_free(t->loan);
 	lease_free(t->lease);
+	store_free(t->store);
 	free_queue(t->text_queue);
 	free_queue(t->loop_queue);
 }

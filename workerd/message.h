@@ -40,6 +40,8 @@ enum message_kind {
 	MESSAGE_TRUNCATE,
 	MESSAGE_CLOSE,
 	MESSAGE_FORK,
+	MESSAGE_SAVE,
+	MESSAGE_RESTORE,
 	MESSAGE_TOKENIZE,
 	MESSAGE_DETOKENIZE,
 	MESSAGE_STATUS,
@@ -118,6 +120,15 @@ struct message_generate {
 	uint32_t n_logprobs; /* 0: none, at most LOGPROB_MAX_TOP */
 	bool ignore_eos;
 	struct message_finished finished; /* answer; error has the text of FAILED */
+};
+
+struct message_archive {
+	uint64_t session; /* of SAVE; of RESTORE the answer */
+	const char *name;
+	uint32_t n_tokens; /* answer, as what follows */
+	uint32_t n_cached;
+	uint64_t n_bytes; /* of the file */
+	char why[256];    /* some of what was saved is of no use */
 };
 
 /* Tokenize: text in, ids out; Detokenize: ids in, text out. */
@@ -220,6 +231,7 @@ struct message {
 			uint64_t session; /* the new one in the answer */
 			uint32_t n_tokens;
 		} fork;
+		struct message_archive archive; /* SAVE, RESTORE */
 		struct message_append append;
 		struct message_generate generate;
 		struct message_text text; /* TOKENIZE, DETOKENIZE */

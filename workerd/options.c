@@ -34,6 +34,8 @@ const char options_usage[] =
 	"without\n"
 	"                      a generation, until the next one (default: when others need it)\n"
 	"  --no-park           keep them, whoever needs memory\n"
+	"  --sessions-dir DIR  where clients' sessions are saved; a directory that is there\n"
+	"                      (default: they are not)\n"
 	"  --share-prefixes    what one client has had computed may be used for every other\n"
 	"                      (default: for those of the same user)\n"
 	"  --fail-on-spill     end, now or later, when memory does not fit where it belongs\n"
@@ -57,6 +59,7 @@ enum option_id {
 	OPTION_EXPERT_CACHE,
 	OPTION_PARK_AFTER,
 	OPTION_NO_PARK,
+	OPTION_SESSIONS_DIR,
 	OPTION_SHARE_PREFIXES,
 	OPTION_FAIL_ON_SPILL,
 	OPTION_DETERMINISTIC,
@@ -79,6 +82,7 @@ static const struct option option_table[] = {
 	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
 	{"park-after", required_argument, NULL, OPTION_PARK_AFTER},
 	{"no-park", no_argument, NULL, OPTION_NO_PARK},
+	{"sessions-dir", required_argument, NULL, OPTION_SESSIONS_DIR},
 	{"share-prefixes", no_argument, NULL, OPTION_SHARE_PREFIXES},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
@@ -166,6 +170,7 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_EXPERT_CACHE: return options_parse_expert_cache(text, ret_err, o);
 	case OPTION_PARK_AFTER: return options_parse_park_after(text, ret_err, &o->park_after_ns);
 	case OPTION_NO_PARK: o->no_park = true; return 0;
+	case OPTION_SESSIONS_DIR: o->sessions_dir = text; return 0;
 	case OPTION_SHARE_PREFIXES: o->shares_prefixes = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
 	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;

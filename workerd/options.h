@@ -44,6 +44,7 @@ struct options {
 	uint64_t park_after_ns;      /* idle; 0: under pressure alone */
 	bool no_park;                /* not under pressure either */
 	bool shares_prefixes;
+	const char *sessions_dir; /* NULL: none are saved */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

@@ -171,6 +171,8 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_TRUNCATE: return MESSAGE_TRUNCATE;
 	case WK__REQUEST__BODY_CLOSE_SESSION: return MESSAGE_CLOSE;
 	case WK__REQUEST__BODY_FORK_SESSION: return MESSAGE_FORK;
+	case WK__REQUEST__BODY_SAVE_SESSION: return MESSAGE_SAVE;
+	case WK__REQUEST__BODY_RESTORE_SESSION: return MESSAGE_RESTORE;
 	case WK__REQUEST__BODY_TOKENIZE: return MESSAGE_TOKENIZE;
 	case WK__REQUEST__BODY_DETOKENIZE: return MESSAGE_DETOKENIZE;
 	case WK__REQUEST__BODY_STATUS: return MESSAGE_STATUS;
@@ -193,6 +195,11 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		m->truncate.n_tokens = q->truncate->n_tokens;
 		return 0;
 	case MESSAGE_CLOSE: m->session = q->close_session->session; return 0;
+	case MESSAGE_SAVE:
+		m->archive.session = q->save_session->session;
+		m->archive.name = q->save_session->name;
+		return 0;
+	case MESSAGE_RESTORE: m->archive.name = q->restore_session->name; return 0;
 	case MESSAGE_FORK:
 		m->fork.session = q->fork_session->session;
 		m->fork.n_tokens = q->fork_session->n_tokens;
@@ -453,7 +460,7 @@ static int rpc_encode_token(
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
-/* Appended, Tokens, Text, SessionOpened and Done: a few members each. */
+/* Appended, Tokens, Text, SessionOpened, Saved, Restored and Done: a few members each. */
 static int rpc_encode_small(
 	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
@@ -461,6 +468,8 @@ static int rpc_encode_small(
 	Wk__Appended appended = WK__APPENDED__INIT;
 	Wk__Tokens tokens = WK__TOKENS__INIT;
 	Wk__Text text = WK__TEXT__INIT;
+	Wk__Saved saved = WK__SAVED__INIT;
+	Wk__Restored restored = WK__RESTORED__INIT;
 	Wk__Done done = WK__DONE__INIT;
 
 	switch (m->kind) {
@@ -475,6 +484,21 @@ static int rpc_encode_small(
 		appended.n_total = m->append.n_total;
 		reply->body_case = WK__REPLY__BODY_APPENDED;
 		reply->appended = &appended;
+		break;
+	case MESSAGE_SAVE:
+		saved.n_tokens = m->archive.n_tokens;
+		saved.n_cached = m->archive.n_cached;
+		saved.n_bytes = m->archive.n_bytes;
+		reply->body_case = WK__REPLY__BODY_SAVED;
+		reply->saved = &saved;
+		break;
+	case MESSAGE_RESTORE:
+		restored.session = m->archive.session;
+		restored.n_tokens = m->archive.n_tokens;
+		restored.n_cached = m->archive.n_cached;
+		restored.why = (char *)m->archive.why;
+		reply->body_case = WK__REPLY__BODY_RESTORED;
+		reply->restored = &restored;
 		break;
 	case MESSAGE_TOKENIZE:
 		tokens.n_ids = m->text.n_ids;

@@ -182,6 +182,43 @@ int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n
 	return 0;
 }
 
+int scheduler_borrow(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err,
+	const struct session **ret_session)
+{
+	struct session *session = NULL;
+	int r = scheduler_find(s, client, id, ret_err, &session);
+
+	if (!r)
+		r = session_check_idle(session, ret_err);
+	if (!r)
+		*ret_session = session;
+	return r;
+}
+
+int scheduler_restore(struct scheduler *s, const struct scheduler_restore_params *params,
+	struct err *ret_err, uint64_t *ret_session)
+{
+	struct session *session = NULL;
+	int r = scheduler_open_one(s, params->client, params->scope, ret_err, &session);
+
+	if (r)
+		return r;
+	r = session_append(session, params->tokens, params->n_tokens, s->params.n_vocab, ret_err);
+	if (!r && params->n_cached)
+		r = s->backend.reserve(
+			s->backend.userdata, session->slot, params->n_cached, ret_err);
+	if (!r)
+		r = params->fill(params->userdata, session->slot, ret_err);
+	if (r) {
+		scheduler_end(s, session);
+		return r;
+	}
+	session->n_cached = params->n_cached;
+	session->is_restored = params->n_cached > 0;
+	*ret_session = session->id;
+	return 0;
+}
+
 int scheduler_append(struct scheduler *s, uint64_t client, uint64_t id, const uint32_t *ids,
 	uint64_t n_ids, struct err *ret_err, uint32_t *ret_n_total)
 {
@@ -226,7 +263,7 @@ static void scheduler_publish(struct scheduler *s, struct session *session)
 {
 	uint32_t n_whole = session->n_cached - session->n_cached % s->params.n_page_tokens;
 
-	if (n_whole <= session->n_published)
+	if (n_whole <= session->n_published || session->is_restored)
 		return;
 	s->backend.publish(
 		s->backend.userdata, session->slot, session->scope, session->tokens, n_whole);

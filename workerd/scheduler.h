@@ -79,6 +79,27 @@ int must_check scheduler_open(struct scheduler *s, uint64_t client, uint64_t sco
 int must_check scheduler_fork(struct scheduler *s, uint64_t client, uint64_t session,
 	uint32_t n_tokens, struct err *ret_err, uint64_t *ret_session);
 
+/* The session, idle and not stale, until anything else is called. -ENOENT, -EBUSY, -ESTALE. */
+struct session;
+int must_check scheduler_borrow(struct scheduler *s, uint64_t client, uint64_t session,
+	struct err *ret_err, const struct session **ret_session);
+
+/* A session that begins with tokens whose KV somebody has kept. */
+struct scheduler_restore_params {
+	uint64_t client;
+	uint64_t scope;
+	const uint32_t *tokens; /* [n_tokens] */
+	uint32_t n_tokens;
+	uint32_t n_cached; /* of them, those that fill writes the KV of */
+	/* The slot has pages for n_cached tokens. What it returns is forwarded. */
+	int (*fill)(void *userdata, uint32_t slot, struct err *ret_err);
+	void *userdata;
+};
+
+/* What it holds is never found by others. Errors of scheduler_open, scheduler_append and fill. */
+int must_check scheduler_restore(struct scheduler *s, const struct scheduler_restore_params *params,
+	struct err *ret_err, uint64_t *ret_session);
+
 /* A generation on it is cancelled first. */
 int must_check scheduler_close(
 	struct scheduler *s, uint64_t client, uint64_t session, struct err *ret_err);

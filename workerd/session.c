@@ -46,6 +46,7 @@ void session_rebase(struct session *s, uint32_t slot, uint32_t n_ctx, bool has_o
 {
 	s->slot = slot;
 	s->n_cached = s->n_published = 0;
+	s->is_restored = false;
 	if (n_ctx < s->n_ctx)
 		s->n_ctx = n_ctx;
 	s->is_stale |= has_other_tokens || s->n_tokens > s->n_ctx;
@@ -63,7 +64,7 @@ static int session_check_fresh(const struct session *s, struct err *ret_err)
 	return 0;
 }
 
-static int session_check_idle(const struct session *s, struct err *ret_err)
+int session_check_idle(const struct session *s, struct err *ret_err)
 {
 	if (s->state != SESSION_IDLE)
 		return err_set(ret_err, EBUSY, "session %" PRIu64 ": it is generating", s->id);
@@ -91,6 +92,7 @@ int session_fork(
 		return r;
 	memcpy(s->tokens, from->tokens, n_tokens * sizeof(*s->tokens));
 	s->n_tokens = n_tokens;
+	s->is_restored = from->is_restored;
 	s->n_cached = from->n_cached < n_tokens ? from->n_cached : n_tokens;
 	return 0;
 }
@@ -137,6 +139,7 @@ int session_truncate(struct session *s, uint32_t n_tokens, struct err *ret_err)
 	if (n_tokens < s->n_tokens)
 		holdback_clear(&s->text);
 	s->n_tokens = n_tokens;
+	s->is_restored &= n_tokens > 0;
 	if (s->n_cached > n_tokens)
 		s->n_cached = n_tokens;
 	if (s->n_published > n_tokens)

@@ -29,9 +29,10 @@ struct session {
 	enum session_state state;
 	uint64_t id; /* never used again in this process */
 	uint64_t client;
-	uint64_t scope; /* whose KV it may find, and who may find its (workerd/prefix.h) */
-	uint32_t slot;  /* of kv; while there is one */
-	bool is_stale;  /* its tokens mean nothing to the model that is there now */
+	uint64_t scope;   /* whose KV it may find, and who may find its (workerd/prefix.h) */
+	uint32_t slot;    /* of kv; while there is one */
+	bool is_restored; /* its KV came from a file: nobody else is to have it */
+	bool is_stale;    /* its tokens mean nothing to the model that is there now */
 	uint32_t n_ctx;
 	uint32_t n_tokens;
 	uint32_t n_cached;
@@ -59,6 +60,9 @@ void session_close(struct session *s);
  */
 int must_check session_fork(
 	struct session *s, const struct session *from, uint32_t n_tokens, struct err *ret_err);
+
+/* Idle and not stale: -EBUSY, -ESTALE. */
+int must_check session_check_idle(const struct session *s, struct err *ret_err);
 
 /*
  * The KV cache is another one, or the model: everything is to be computed again, in slot, with room

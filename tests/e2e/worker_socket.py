@@ -7,7 +7,8 @@ import struct
 # The numbers of the oneof members of Request and Reply.
 HELLO, OPEN, APPEND, GENERATE, CANCEL, TRUNCATE, CLOSE, TOKENIZE, DETOKENIZE, STATUS = range(2, 12)
 ERROR, WELCOME, OPENED, APPENDED, TOKEN, FINISHED, DONE, TOKENS, TEXT, STATUS_REPLY = range(2, 12)
-FORK = 13
+FORK, SAVE, RESTORE = 13, 14, 15
+SAVED, RESTORED = 13, 14
 STOP, LENGTH, CANCELLED, FAILED = range(1, 5)
 
 MAX_BYTES = 1 << 20
@@ -183,6 +184,14 @@ class Connection:
 
     def fork(self, session, n_tokens=0):
         return self.call(FORK, field(1, session) + field(2, n_tokens))[1][1]
+
+    def save(self, session, name):
+        """Fields of Saved."""
+        return self.call(SAVE, field(1, session) + field(2, name))[1]
+
+    def restore(self, name):
+        """Fields of Restored."""
+        return self.call(RESTORE, field(1, name))[1]
 
     def append_text(self, session, text, special=True):
         body = field(1, text) + field(2, int(special))

@@ -19,6 +19,7 @@
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "workerd/archive.h"
 #include "workerd/engine.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"
@@ -110,6 +111,19 @@ const struct kv_params *kv_get_params(const struct kv *kv)
 {
 	(void)kv;
 	return &kv_shape;
+}
+
+/* Files are archive's own business. */
+int archive_save(struct engine *e, struct message *m, struct err *ret_err)
+{
+	(void)e;
+	(void)m;
+	return err_set(ret_err, ENOTSUP, "no files here");
+}
+
+int archive_restore(struct engine *e, struct message *m, struct err *ret_err)
+{
+	return archive_save(e, m, ret_err);
 }
 
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,

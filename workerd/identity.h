@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_IDENTITY_H
+#define WORKERD_IDENTITY_H
+
+/*
+ * What a model is, in bytes that can be compared with those of another day and another process. Any
+ * thread.
+ */
+#include <stdint.h>
+
+#include "proto/util/digest.h"
+
+struct manifest;
+
+/* What its token ids mean: equal where manifest_has_same_tokens is true. */
+void identity_get_tokens(const struct manifest *m, uint8_t ret[DIGEST_BYTES]);
+
+/*
+ * What its weights are: the file's identity where weightd has taken it. Where it has not: of its
+ * tokens, figures, and the names, types and shapes of its tensors, so that only weights that were
+ * trained further, or merged, look the same as others.
+ */
+void identity_get_weights(const struct manifest *m, uint8_t ret[DIGEST_BYTES]);
+
+#endif
