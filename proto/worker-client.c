@@ -360,6 +360,8 @@ static int must_check worker_client_send_generate(struct worker_client *c, uint6
 	generate.stop = stop;
 	generate.n_stop = g->n_stop;
 	generate.ignore_eos = g->ignore_eos;
+	generate.context_shift = g->context_shift;
+	generate.n_keep = g->n_keep;
 	request.body_case = WK__REQUEST__BODY_GENERATE;
 	request.generate = &generate;
 	r = worker_link_send(&c->link, &request, ret_err);

@@ -116,6 +116,8 @@ struct worker_client_generate {
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none */
 	bool ignore_eos;
+	bool context_shift; /* see proto/workerd.proto */
+	uint32_t n_keep;
 };
 
 enum worker_client_reason {

@@ -110,6 +110,8 @@ int generation_run(const struct options *o, struct worker_client *c, uint64_t se
 		.stop_tokens = o->stop_tokens,
 		.n_stop_tokens = o->n_stop_tokens,
 		.n_logprobs = o->n_logprobs,
+		.context_shift = o->context_shift,
+		.n_keep = o->n_keep,
 	};
 	struct sink sink = {.generation = ret_generation, .prints = !o->json};
 	int r = worker_client_generate(

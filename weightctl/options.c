@@ -35,6 +35,8 @@ enum option_id {
 	LOGPROBS,
 	STOP_TOKEN,
 	SEED,
+	CONTEXT_SHIFT,
+	N_KEEP,
 };
 
 static const struct option long_options[] = {
@@ -62,6 +64,8 @@ static const struct option long_options[] = {
 	{"logprobs", required_argument, NULL, LOGPROBS},
 	{"stop-token", required_argument, NULL, STOP_TOKEN},
 	{"seed", required_argument, NULL, SEED},
+	{"context-shift", no_argument, NULL, CONTEXT_SHIFT},
+	{"n-keep", required_argument, NULL, N_KEEP},
 	{NULL, 0, NULL, 0},
 };
 
@@ -150,6 +154,7 @@ static int set_number(struct options *o, int id, const char *name, const char *t
 	case TIMEOUT:
 		o->has_timeout = true;
 		return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
+	case N_KEEP: return usage(number_parse_u32(text, &o->n_keep), name, count, text, e);
 	case TOP_K: return usage(number_parse_u32(text, &s->top_k), name, count, text, e);
 	case TEMP:
 		return usage(number_parse_f32(text, 0, FLT_MAX, &s->temperature), name, positive,
@@ -177,6 +182,7 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case JSON: o->json = true; return 0;
 	case REPLACE: o->replace = true; return 0;
 	case DEVICES: o->devices = true; return 0;
+	case CONTEXT_SHIFT: o->context_shift = true; return 0;
 	case HELP: o->help = true; return 0;
 	case VERSION: o->version = true; return 0;
 	default: return set_number(o, id, name, text, e);

@@ -25,6 +25,8 @@ struct options {
 	bool help;
 	bool version;
 	uint32_t n_predict; /* 0: until the model ends */
+	bool context_shift;
+	uint32_t n_keep; /* tokens that a shift keeps at the start */
 	struct worker_client_sampling sampling;
 	struct worker_client_bias *biases; /* sampling's, the array is owned */
 	uint32_t *stop_tokens;             /* [n_stop_tokens], owned */

@@ -298,6 +298,11 @@ static void engine_handle(struct engine *e, struct message *m)
 		scheduler_disconnect(e->scheduler, m->client);
 	else
 		r = engine_serve(e, m, &error);
+	if (r > 0) { /* VK_DEVICE_LOST, of a request that takes pages */
+		engine_set_failed(e, r, &error);
+		error = e->error;
+		r = e->code;
+	}
 	if (r)
 		message_refuse(m, r, &error);
 	/* An accepted Generate is the session's until it is finished. */

@@ -119,6 +119,8 @@ struct message_generate {
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none, at most LOGPROB_MAX_TOP */
 	bool ignore_eos;
+	bool is_shifting; /* a full context loses tokens instead of ending it, see session_shift */
+	uint32_t n_keep;  /* that it does not lose */
 	struct message_finished finished; /* answer; error has the text of FAILED */
 };
 

@@ -23,6 +23,8 @@ const char options_usage[] =
 	"  --sessions N        at once, 1 to 256 (default: 4)\n"
 	"  --kv-type TYPE      of keys and values: f16, or q8_0 in 53 % of its memory (default: "
 	"f16)\n"
+	"  --kv-tokens TOKENS  that all sessions have together, at least --ctx (default: each its\n"
+	"                      whole context)\n"
 	"  --chunk TOKENS      computed a step, a multiple of 64 (default: 256); the largest\n"
 	"                      that fits when the device has no memory for it\n"
 	"  --stream-rows N     steps of N tokens and more copy weights in host memory ahead of\n"
@@ -54,6 +56,7 @@ enum option_id {
 	OPTION_CTX,
 	OPTION_SESSIONS,
 	OPTION_KV_TYPE,
+	OPTION_KV_TOKENS,
 	OPTION_CHUNK,
 	OPTION_STREAM_ROWS,
 	OPTION_EXPERT_CACHE,
@@ -77,6 +80,7 @@ static const struct option option_table[] = {
 	{"ctx", required_argument, NULL, OPTION_CTX},
 	{"sessions", required_argument, NULL, OPTION_SESSIONS},
 	{"kv-type", required_argument, NULL, OPTION_KV_TYPE},
+	{"kv-tokens", required_argument, NULL, OPTION_KV_TOKENS},
 	{"chunk", required_argument, NULL, OPTION_CHUNK},
 	{"stream-rows", required_argument, NULL, OPTION_STREAM_ROWS},
 	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
@@ -164,6 +168,9 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 			return err_set(
 				ret_err, EINVAL, "--kv-type: expected f16 or q8_0, found %s", text);
 		return 0;
+	case OPTION_KV_TOKENS:
+		return options_parse_u32(
+			"kv-tokens", text, OPTIONS_MAX_KV_TOKENS, ret_err, &o->n_kv_tokens);
 	case OPTION_CHUNK: return options_parse_chunk(text, ret_err, &o->n_chunk);
 	case OPTION_STREAM_ROWS:
 		return options_parse_u32("stream-rows", text, UINT32_MAX, ret_err, &o->stream_rows);

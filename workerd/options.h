@@ -24,6 +24,7 @@ enum options_expert_cache {
 enum {
 	OPTIONS_MAX_SESSIONS = 256,
 	OPTIONS_MAX_CTX = 1 << 20,
+	OPTIONS_MAX_KV_TOKENS = 1 << 28, /* as much as the sessions' contexts may be together */
 	OPTIONS_MAX_CHUNK = 8192,
 	OPTIONS_CHUNK_STEP = 64, /* chunks are multiples of it */
 };
@@ -37,6 +38,7 @@ struct options {
 	uint32_t n_ctx;      /* 0: the model's, at most 4096 */
 	uint32_t n_sessions;
 	enum kv_layout_type kv_type;
+	uint32_t n_kv_tokens; /* that all sessions have together; 0: each its whole context */
 	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
 	uint32_t stream_rows; /* see plan.h; 0: measured */
 	enum options_expert_cache expert_cache;

@@ -133,6 +133,8 @@ static int rpc_decode_generate(const Wk__Generate *g, struct message *m, struct 
 	m->generate.session = g->session;
 	m->generate.n_predict = g->n_predict;
 	m->generate.ignore_eos = g->ignore_eos;
+	m->generate.is_shifting = g->context_shift;
+	m->generate.n_keep = g->n_keep;
 	int r = rpc_sampling_decode(g, &m->generate, ret_err);
 	if (r)
 		return r;

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
@@ -270,6 +272,42 @@ static void scheduler_publish(struct scheduler *s, struct session *session)
 	session->n_published = n_whole;
 }
 
+/* Pages that are missing are somebody's: who could go without ending an answer. */
+static void scheduler_tell_idle(const struct scheduler *s, struct err *e)
+{
+	uint32_t n_sessions = 0;
+	uint64_t n_tokens = 0;
+	size_t n = strlen(e->text);
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		if (s->sessions[i].state != SESSION_IDLE || !s->sessions[i].n_cached)
+			continue;
+		n_sessions++;
+		n_tokens += s->sessions[i].n_cached;
+	}
+	snprintf(e->text + n, sizeof(e->text) - n,
+		"; %" PRIu32 " idle sessions have %" PRIu64 " tokens there", n_sessions, n_tokens);
+}
+
+/*
+ * All pages of what the session has, and of one token more, before anything is computed: a prompt
+ * that is admitted is not refused in its middle.
+ */
+static int scheduler_admit(struct scheduler *s, struct session *session, struct err *ret_err)
+{
+	if (session->n_tokens == session->n_ctx)
+		return 0;
+	int r = s->backend.reserve(
+		s->backend.userdata, session->slot, session->n_tokens + 1, ret_err);
+	if (!r)
+		return 0;
+	s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
+	if (r == -ENOSPC)
+		scheduler_tell_idle(s, ret_err);
+	(void)session_unstart(session); /* the caller's again */
+	return r;
+}
+
 int scheduler_generate(struct scheduler *s, struct message *generate, struct err *ret_err)
 {
 	const struct dry_text text = {.userdata = s->backend.userdata, .get = s->backend.get_text};
@@ -282,9 +320,10 @@ int scheduler_generate(struct scheduler *s, struct message *generate, struct err
 		r = session_start(session, generate, s->params.n_vocab, s->params.max_text_bytes,
 			&text, ret_err);
 	/* The last token is computed again, into a page that may not be this session's alone. */
-	if (!r && !s->is_detached)
-		s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
-	return r;
+	if (r || s->is_detached)
+		return r;
+	s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
+	return scheduler_admit(s, session, ret_err);
 }
 
 int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
@@ -427,13 +466,27 @@ static void scheduler_share(struct scheduler *s)
 	s->turn = (s->turn + 1) % n_sessions;
 }
 
+/* Contexts that are full lose tokens or end their generation. */
+static void scheduler_make_room(struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		struct session *session = &s->sessions[i];
+
+		if (session->state != SESSION_GENERATING || session->n_tokens < session->n_ctx)
+			continue;
+		if (session->generate->generate.is_shifting) {
+			session_shift(session);
+			s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
+		} else {
+			scheduler_finish(s, session, MESSAGE_REASON_LENGTH);
+		}
+	}
+}
+
 /* A full context, or pages that are not there, end a generation before the step. */
 static int scheduler_prepare(struct scheduler *s, struct err *ret_err)
 {
-	for (uint32_t i = 0; i < s->params.n_sessions; i++)
-		if (s->sessions[i].state == SESSION_GENERATING &&
-			s->sessions[i].n_tokens == s->sessions[i].n_ctx)
-			scheduler_finish(s, &s->sessions[i], MESSAGE_REASON_LENGTH);
+	scheduler_make_room(s);
 	scheduler_share(s);
 	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
 		struct session *session = &s->sessions[i];
@@ -445,6 +498,7 @@ static int scheduler_prepare(struct scheduler *s, struct err *ret_err)
 			s->backend.userdata, session->slot, session->n_cached + s->n_take[i], &e);
 		if (r == -ENOSPC) {
 			s->n_take[i] = 0;
+			scheduler_tell_idle(s, &e);
 			scheduler_finish_failed(s, session, r, &e);
 		} else if (r) {
 			*ret_err = e;

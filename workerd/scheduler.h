@@ -111,7 +111,10 @@ int must_check scheduler_append(struct scheduler *s, uint64_t client, uint64_t s
 int must_check scheduler_truncate(struct scheduler *s, uint64_t client, uint64_t session,
 	uint32_t n_tokens, struct err *ret_err);
 
-/* As session_start, of the client that generate names. */
+/*
+ * As session_start, of the client that generate names. -ENOSPC with the figures when there are no
+ * pages for what is in the session.
+ */
 int must_check scheduler_generate(
 	struct scheduler *s, struct message *generate, struct err *ret_err);
 

@@ -159,6 +159,23 @@ static int session_check_stop_tokens(
 	return 0;
 }
 
+static int session_check_keep(
+	const struct session *s, const struct message_generate *g, struct err *ret_err)
+{
+	if (g->n_keep && !g->is_shifting)
+		return err_set(ret_err, EINVAL,
+			"n_keep: expected 0 without context_shift, found "
+			"%" PRIu32,
+			g->n_keep);
+	/* One token goes, and one comes behind what stays. */
+	if (g->is_shifting && (s->n_ctx < 2 || g->n_keep > s->n_ctx - 2))
+		return err_set(ret_err, EINVAL,
+			"n_keep: expected at most the context of %" PRIu32
+			" less 2, found %" PRIu32,
+			s->n_ctx, g->n_keep);
+	return 0;
+}
+
 int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err)
 {
@@ -172,6 +189,8 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 		return err_set(ret_err, EINVAL,
 			"session %" PRIu64 ": it is empty, there is nothing to go on from", s->id);
 	r = session_check_stop_tokens(g, n_vocab, ret_err);
+	if (!r)
+		r = session_check_keep(s, g, ret_err);
 	if (r)
 		return r;
 	r = holdback_start(&s->text, g->stops, g->n_stops, max_piece_bytes);
@@ -215,10 +234,35 @@ uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const ch
 	bool is_stop = session_is_stop_token(g, token) || holdback_add(&s->text, bytes, n_bytes);
 	if (is_stop || (is_end && !g->ignore_eos))
 		reason = MESSAGE_REASON_STOP;
-	else if (f->generated_tokens == g->n_predict || s->n_tokens == s->n_ctx)
+	else if (f->generated_tokens == g->n_predict ||
+		 (s->n_tokens == s->n_ctx && !g->is_shifting))
 		reason = MESSAGE_REASON_LENGTH;
 	*ret_n_ready = holdback_get_ready(&s->text, reason != 0);
 	return reason;
+}
+
+void session_shift(struct session *s)
+{
+	struct message_generate *g = &s->generate->generate;
+	uint32_t n_rest = s->n_tokens - g->n_keep;
+	uint32_t n_gone = n_rest - n_rest / 2;
+
+	assert(s->state == SESSION_GENERATING && g->is_shifting && s->n_tokens == s->n_ctx);
+	memmove(s->tokens + g->n_keep, s->tokens + g->n_keep + n_gone,
+		(n_rest - n_gone) * sizeof(*s->tokens));
+	s->n_tokens -= n_gone;
+	if (s->n_cached > g->n_keep)
+		s->n_cached = g->n_keep;
+	if (!g->finished.generated_tokens)
+		g->finished.cached_tokens = s->n_cached;
+}
+
+struct message *session_unstart(struct session *s)
+{
+	struct message *m = session_finish(s, MESSAGE_REASON_CANCELLED);
+
+	m->generate.finished = (struct message_finished){0};
+	return m;
 }
 
 struct message *session_finish(struct session *s, uint32_t reason)

@@ -84,8 +84,8 @@ int must_check session_truncate(struct session *s, uint32_t n_tokens, struct err
 
 /*
  * IDLE to GENERATING; takes generate on success alone. The last token is always computed, for its
- * logits. text: see sampler_new. -EBUSY, -EINVAL (an empty session, a stop token, a sampling
- * parameter), -ENOMEM.
+ * logits. text: see sampler_new. -EBUSY, -EINVAL (an empty session, a stop token, n_keep, a
+ * sampling parameter), -ENOMEM.
  */
 int must_check session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err);
@@ -103,6 +103,16 @@ static inline uint32_t session_get_n_due(const struct session *s)
  */
 uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
 	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready);
+
+/*
+ * Of a context that is full, of a generation that asked for it: the first n_keep tokens stay, of
+ * the rest the older half (rounded up) goes, and what is behind n_keep is to be computed again, at
+ * its new positions.
+ */
+void session_shift(struct session *s);
+
+/* GENERATING to IDLE behind session_start; the message is as it was, and the caller's again. */
+struct message *session_unstart(struct session *s);
 
 /* GENERATING to IDLE: the figures into the MESSAGE_GENERATE, which is the caller's again. */
 struct message *session_finish(struct session *s, uint32_t reason);

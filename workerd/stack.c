@@ -43,6 +43,11 @@ static int stack_get_kv_params(const struct stack_params *params, const struct w
 			h->n_ctx_train, o->model, n_ctx);
 	if (!n_ctx)
 		n_ctx = h->n_ctx_train < DEFAULT_CTX ? h->n_ctx_train : DEFAULT_CTX;
+	if (o->n_kv_tokens && o->n_kv_tokens < n_ctx)
+		return err_set(ret_err, EINVAL,
+			"--kv-tokens: expected at least the %" PRIu32
+			" of a context, found %" PRIu32,
+			n_ctx, o->n_kv_tokens);
 	/* Each slot's last page may be partly used, so a slot's pages are counted whole. */
 	uint64_t n_slot_tokens = (n_ctx + KV_PAGE_TOKENS - 1ull) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
 	*ret_kv = (struct kv_params){
@@ -52,7 +57,7 @@ static int stack_get_kv_params(const struct stack_params *params, const struct w
 		.head_dim = h->head_dim_k,
 		.n_slots = o->n_sessions,
 		.n_ctx = n_ctx,
-		.n_tokens = o->n_sessions * n_slot_tokens,
+		.n_tokens = o->n_kv_tokens ? o->n_kv_tokens : o->n_sessions * n_slot_tokens,
 	};
 	return 0;
 }

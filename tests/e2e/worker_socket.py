@@ -205,10 +205,14 @@ class Connection:
         chat = field(1, field(1, "user") + field(2, content)) + field(2, 1)
         return self.call(APPEND, field(1, session) + field(4, chat))[1].get(2, 0)
 
-    def generate(self, session, n_predict=0, how=None, stop=(), ignore_eos=False, more=b""):
-        """Sends Generate and returns its id; receive or finish takes what comes."""
+    def generate(self, session, n_predict=0, how=None, stop=(), ignore_eos=False, more=b"",
+                 n_keep=None):
+        """Sends Generate and returns its id; receive or finish takes what comes. n_keep: of a
+        context that is to shift."""
         body = field(1, session) + field(2, n_predict) + field(3, how or sampling())
         body += b"".join(field(4, s) for s in stop) + field(5, int(ignore_eos))
+        if n_keep is not None:
+            more += field(12, 1) + field(13, n_keep)
         return self.send(GENERATE, body + more)
 
     def finish(self, id_):

@@ -110,6 +110,8 @@ static void judges_sampling(void **state)
 		breakers[i] = (ProtobufCBinaryData){.len = 1 + i, .data = (uint8_t *)bytes};
 	g.sampling = &sampling;
 	g.logprobs = LOGPROB_MAX_TOP;
+	g.context_shift = true;
+	g.n_keep = 5;
 	g.n_stop_tokens = MESSAGE_MAX_STOP_TOKENS;
 	g.stop_tokens = ids;
 	ids[15] = 77;
@@ -128,6 +130,7 @@ static void judges_sampling(void **state)
 	const struct sampler_params *p = &m->generate.sampling;
 	assert_string_equal(text, "");
 	assert_int_equal(m->generate.n_logprobs, LOGPROB_MAX_TOP);
+	assert_true(m->generate.is_shifting && m->generate.n_keep == 5);
 	assert_int_equal(m->generate.n_stop_tokens, MESSAGE_MAX_STOP_TOKENS);
 	assert_int_equal(m->generate.stop_tokens[15], 77);
 	assert_true(p->typical_p == 0.5f && p->frequency_penalty == 2 && p->presence_penalty == 3);

@@ -256,6 +256,67 @@ static void test_full_context(void **state)
 	session_close(&s);
 }
 
+/* Of a context of N_CTX: what stays, what goes, and what is to be computed again. */
+static void test_shift(void **state)
+{
+	static const struct {
+		uint32_t n_keep, n_gone;
+	} rows[] = {{0, N_CTX / 2}, {1, N_CTX / 2}, {4, (N_CTX - 4) / 2}, {N_CTX - 2, 1}};
+	struct session s;
+	struct err e = ERR_NULL;
+	uint32_t n_ready;
+
+	(void)state;
+	for (uint32_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct message *m = new_generate(0);
+
+		m->generate.is_shifting = true;
+		m->generate.n_keep = rows[i].n_keep;
+		open_with(&s, N_CTX - 1);
+		for (uint32_t t = 0; t < N_CTX - 1; t++)
+			s.tokens[t] = t;
+		assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
+		s.n_cached = N_CTX - 1;
+		/* Full, and no end. */
+		assert_int_equal(session_accept(&s, N_CTX - 1, false, "x", 1, 1500, &n_ready), 0);
+		assert_int_equal(s.n_tokens, N_CTX);
+		session_shift(&s);
+		assert_int_equal(s.n_tokens, N_CTX - rows[i].n_gone);
+		assert_int_equal(s.n_cached, rows[i].n_keep);
+		for (uint32_t t = 0; t < s.n_tokens; t++)
+			assert_int_equal(s.tokens[t], t < rows[i].n_keep ? t : t + rows[i].n_gone);
+		message_free(session_finish(&s, MESSAGE_REASON_LENGTH));
+		session_close(&s);
+	}
+}
+
+static void test_shift_refusals(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(0);
+	struct err e = ERR_NULL;
+
+	(void)state;
+	open_with(&s, 3);
+	m->generate.n_keep = 1;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
+	assert_string_equal(e.text, "n_keep: expected 0 without context_shift, found 1");
+	m->generate.is_shifting = true;
+	m->generate.n_keep = N_CTX - 1;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
+	assert_string_equal(e.text, "n_keep: expected at most the context of 10 less 2, found 9");
+	m->generate.n_keep = UINT32_MAX;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), -EINVAL);
+	m->generate.n_keep = N_CTX - 2;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
+	/* And back: as if nobody had asked. */
+	assert_ptr_equal(session_unstart(&s), m);
+	assert_int_equal(m->generate.finished.reason, 0);
+	assert_int_equal(s.state, SESSION_IDLE);
+	message_free(m);
+	session_close(&s);
+}
+
 /* Another KV cache, or another model: computed anew, in its slot, as far as tokens mean the same.
  */
 static void test_rebase(void **state)
@@ -302,6 +363,8 @@ int main(void)
 		CASE(test_end_token),
 		CASE(test_stop_tokens),
 		CASE(test_full_context),
+		CASE(test_shift),
+		CASE(test_shift_refusals),
 		CASE(test_rebase),
 	};
 

@@ -118,6 +118,11 @@ static void test_places(void **state)
 	assert_int_equal(o.n_args, 1);
 	assert_string_equal(o.args[0], "--json");
 	assert_true(!o.json && !o.sampling.has_seed && o.sampling.temperature == 0);
+	assert_true(!o.context_shift && o.n_keep == 0);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "complete", "a", "--context-shift", "--n-keep", "12"), 0);
+	assert_true(o.context_shift && o.n_keep == 12);
 	options_fini(&o);
 
 	assert_int_equal(PARSE(NULL, &o, "load", "a=b", "--replace", "tokenize", "-"), 0);

@@ -307,6 +307,8 @@ static void generates(void **state)
 		.sampling = {.temperature = 0.5f, .top_k = 40, .seed = 99, .has_seed = true},
 		.stop = stops,
 		.n_stop = 2,
+		.context_shift = true,
+		.n_keep = 17,
 	};
 	struct worker_client *c = open_client();
 	struct worker_client_finished f;
@@ -327,6 +329,8 @@ static void generates(void **state)
 	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
 	assert_int_equal(r->generate->session, 11);
 	assert_int_equal(r->generate->n_predict, 2);
+	assert_true(r->generate->context_shift);
+	assert_int_equal(r->generate->n_keep, 17);
 	assert_int_equal(r->generate->sampling->top_k, 40);
 	assert_true(r->generate->sampling->has_seed);
 	assert_int_equal(r->generate->n_stop, 2);

@@ -84,6 +84,21 @@ static void test_kv_type(void **state)
 	assert_string_equal(e.text, "--kv-type: expected f16 or q8_0, found q4_0");
 }
 
+static void test_kv_tokens(void **state)
+{
+	struct options o = {0};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(parse(NULL, NULL, &e, &o), 0);
+	assert_int_equal(o.n_kv_tokens, 0);
+	assert_int_equal(parse("--kv-tokens", "4096", &e, &o), 0);
+	assert_int_equal(o.n_kv_tokens, 4096);
+	assert_int_equal(parse("--kv-tokens", "0", &e, &o), -EINVAL);
+	assert_string_equal(e.text, "--kv-tokens: expected 1 to 268435456, found 0");
+	assert_int_equal(parse("--kv-tokens", "4K", &e, &o), -EINVAL);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -91,6 +106,7 @@ int main(void)
 		CASE(test_switches),
 		CASE(test_expert_cache),
 		CASE(test_kv_type),
+		CASE(test_kv_tokens),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
