@@ -290,6 +290,26 @@ static void test_shift(void **state)
 	}
 }
 
+/* Full before it began: nothing of what is left was there. */
+static void test_shift_at_once(void **state)
+{
+	struct session s;
+	struct message *m = new_generate(0);
+	struct err e = ERR_NULL;
+
+	(void)state;
+	m->generate.is_shifting = true;
+	open_with(&s, N_CTX);
+	s.n_cached = N_CTX;
+	assert_int_equal(session_start(&s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
+	assert_int_equal(m->generate.finished.cached_tokens, N_CTX - 1);
+	session_shift(&s);
+	assert_int_equal(m->generate.finished.cached_tokens, 0);
+	assert_int_equal(session_get_n_due(&s), N_CTX / 2);
+	message_free(session_finish(&s, MESSAGE_REASON_LENGTH));
+	session_close(&s);
+}
+
 static void test_shift_refusals(void **state)
 {
 	struct session s;
@@ -364,6 +384,7 @@ int main(void)
 		CASE(test_stop_tokens),
 		CASE(test_full_context),
 		CASE(test_shift),
+		CASE(test_shift_at_once),
 		CASE(test_shift_refusals),
 		CASE(test_rebase),
 	};
