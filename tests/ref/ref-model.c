@@ -177,6 +177,29 @@ static void keep(const struct ref_model *r, float *x, uint32_t n)
 		x[i] = ref_ops_from_half(ref_ops_to_half(x[i]));
 }
 
+void ref_model_drop(struct ref_model *r, uint32_t n_keep, uint32_t n_gone, bool is_exact)
+{
+	uint32_t dim = r->hp.head_dim_k, kv_width = r->hp.n_head_kv * dim;
+
+	assert(n_keep + n_gone <= r->n_tokens);
+	for (uint32_t i = 0; i < r->hp.n_layers; i++) {
+		for (uint32_t j = n_keep; j + n_gone < r->n_tokens; j++) {
+			float *k = r->layers[i].keys + (uint64_t)j * kv_width;
+			float *v = r->layers[i].values + (uint64_t)j * kv_width;
+
+			memcpy(v, v + (uint64_t)n_gone * kv_width, sizeof(float) * kv_width);
+			memcpy(k, k + (uint64_t)n_gone * kv_width, sizeof(float) * kv_width);
+			for (uint32_t h = 0; h < r->hp.n_head_kv; h++) {
+				ref_ops_rope_back(
+					k + h * dim, r->hp.n_rot, r->hp.rope_base, n_gone);
+				if (!is_exact)
+					keep(r, k + h * dim, dim);
+			}
+		}
+	}
+	r->n_tokens -= n_gone;
+}
+
 /* x += y of the matrix [n_embd][k] with in. */
 static void add_matvec(struct ref_model *r, const float *w, const float *in, uint32_t k)
 {

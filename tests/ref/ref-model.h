@@ -7,6 +7,7 @@
  * matrices dequantised from the same bytes that the device reads; keys and values are kept as f16
  * or Q8_0, as the engine keeps them. Any one thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 struct manifest;
@@ -23,6 +24,13 @@ void ref_model_use_q8_0_kv(struct ref_model *m);
 
 /* Forgets all tokens. */
 void ref_model_restart(struct ref_model *m);
+
+/*
+ * Forgets tokens [n_keep, n_keep + n_gone) and uses again what is kept of those behind: values as
+ * they are, keys rotated back by n_gone positions and, but for is_exact, kept once more as f16 or
+ * Q8_0. What those keys and values were computed from still has the forgotten tokens in it.
+ */
+void ref_model_drop(struct ref_model *m, uint32_t n_keep, uint32_t n_gone, bool is_exact);
 
 /* Computes the next token; [n_vocab] logits, valid until the next call. */
 const float *ref_model_step(struct ref_model *m, uint32_t token);

@@ -165,7 +165,7 @@ void ref_ops_route(
 		ret_weights[i] = (float)(exp(logits[ret_ids[i]] - highest) / all / chosen);
 }
 
-void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)
+static void rotate(float *head, uint32_t n_rot, float base, long double position)
 {
 	uint32_t n_half = n_rot / 2;
 
@@ -177,6 +177,16 @@ void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)
 		head[i] = (float)(a0 * c - a1 * s);
 		head[i + n_half] = (float)(a1 * c + a0 * s);
 	}
+}
+
+void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)
+{
+	rotate(head, n_rot, base, position);
+}
+
+void ref_ops_rope_back(float *head, uint32_t n_rot, float base, uint32_t n_positions)
+{
+	rotate(head, n_rot, base, -(long double)n_positions);
 }
 
 void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,

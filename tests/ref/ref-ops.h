@@ -48,6 +48,9 @@ void ref_ops_route(
 /* NEOX rotation of the first n_rot numbers of a head, in place; angles in long double. */
 void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position);
 
+/* Undoes it: rotates by minus so many positions. */
+void ref_ops_rope_back(float *head, uint32_t n_rot, float base, uint32_t n_positions);
+
 /*
  * y = sum over j < n_keys of softmax_j(q . k[j] / sqrt(dim)) v[j]; q and y [dim], k[j] and v[j]
  * [dim] each, stride floats apart.
