@@ -338,6 +338,29 @@ static void test_several_memories(void **state)
 	vk_device_free(d);
 }
 
+/* Of 128 numbers 128 bytes and 4 scales, two parts of 32 in each of 2 layers. */
+static void test_q8_0_bytes(void **state)
+{
+	enum { BYTES = 2 * 2 * 32 * (128 + 2 * 4) };
+	struct vk_device *d = on_device_new();
+	struct kv_params params = shape;
+	struct err e = ERR_NULL;
+	uint64_t n_page_bytes = 0, n_io_bytes = 0;
+	struct kv *kv = NULL;
+	struct vk_slice page;
+
+	(void)state;
+	params.type = KV_LAYOUT_Q8_0;
+	on_device_check(kv_measure(d, &params, &e, &n_page_bytes, &n_io_bytes), &e, "measure");
+	assert_int_equal(n_page_bytes, 6 * BYTES);
+	on_device_check(kv_new(d, &params, &e, &kv), &e, "kv");
+	assert_int_equal(kv_get_bytes(kv), 6 * BYTES);
+	assert_int_equal(kv_get_page(kv, open_slot(kv, 1), 0, &page), 0);
+	assert_int_equal(page.n_bytes, BYTES);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 static uint64_t count_kv_bytes(struct vk_device *d)
 {
 	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
@@ -480,6 +503,7 @@ int main(void)
 		CASE(test_fork),
 		CASE(test_adopt),
 		CASE(test_several_memories),
+		CASE(test_q8_0_bytes),
 		CASE(test_chunks_come_and_go),
 		CASE(test_no_memory_for_a_chunk),
 		CASE(test_exportable),

@@ -3,7 +3,7 @@
  * Steps of a plan: a row's logits are the same bits however its session is cut into steps and
  * whoever is computed beside it, sessions do not meet, and what cannot be is refused.
  *
- * test-plan [NAME]    atlas-dense, what it is without one, or atlas-moe
+ * test-plan [NAME [kv-q8_0]]    atlas-dense, what it is without one, or atlas-moe
  */
 #include "proto/manifest.h"
 #include "shaders/abi.h"
@@ -20,6 +20,7 @@
 enum { N_ROWS = 70, N_LOGIT_ROWS = 4, N_CTX = 256, N_SLOTS = 3, N_TOKENS = 131 };
 
 static const char *model_name = "atlas-dense";
+static enum kv_layout_type kv_type;
 static struct vk_device *device;
 static struct model_on_device model;
 static struct kv *kv;
@@ -38,7 +39,8 @@ static int init(void **state)
 	device = on_device_new();
 	model_on_device_init(&model, device, path);
 	const struct manifest_hparams *hp = model.weights->manifest->hparams;
-	struct kv_params kv_params = {.n_layers = hp->n_layers,
+	struct kv_params kv_params = {.type = kv_type,
+		.n_layers = hp->n_layers,
 		.n_head_kv = hp->n_head_kv,
 		.head_dim = hp->head_dim_k,
 		.n_slots = N_SLOTS,
@@ -411,6 +413,8 @@ int main(int argc, char **argv)
 		return CASE_SKIP;
 	if (argc > 1)
 		model_name = argv[1];
+	if (argc > 2)
+		kv_type = KV_LAYOUT_Q8_0;
 	on_device_warm_up();
 	return cmocka_run_group_tests(tests, init, fini);
 }
