@@ -8,7 +8,7 @@
 #include "proto/util/err.h"
 #include "workerd/gbnf-table.h"
 
-enum { MAX_FOUND_BYTES = 24 };
+enum { MAX_FOUND_BYTES = 24, FIRST_ELEMENTS = 256 };
 
 struct parser {
 	const char *text;
@@ -96,7 +96,7 @@ static int push(struct parser *p, uint32_t element)
 	if (p->n_elements == GBNF_MAX_ELEMENTS)
 		return check(p, -E2BIG);
 	if (p->n_elements == p->n_elements_room) {
-		uint32_t n_room = p->n_elements_room ? 2 * p->n_elements_room : 256;
+		uint32_t n_room = 2 * p->n_elements_room;
 		uint32_t *elements = reallocarray(p->elements, n_room, sizeof(*elements));
 
 		if (!elements)
@@ -575,6 +575,10 @@ int gbnf_parse(const char *text, uint64_t n_bytes, uint64_t max_bytes, struct er
 	r = gbnf_table_init(&p.table);
 	if (r)
 		return r;
+	p.elements = calloc(FIRST_ELEMENTS, sizeof(*p.elements));
+	if (!p.elements)
+		return -ENOMEM;
+	p.n_elements_room = FIRST_ELEMENTS;
 	skip(&p, true);
 	while (!r && p.at < p.end)
 		r = parse_rule(&p);
