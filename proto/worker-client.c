@@ -362,6 +362,9 @@ static int must_check worker_client_send_generate(struct worker_client *c, uint6
 	generate.ignore_eos = g->ignore_eos;
 	generate.context_shift = g->context_shift;
 	generate.n_keep = g->n_keep;
+	if (g->constraint)
+		*(g->is_schema ? &generate.json_schema : &generate.grammar) = (ProtobufCBinaryData){
+			.data = (uint8_t *)g->constraint, .len = g->n_constraint_bytes};
 	request.body_case = WK__REQUEST__BODY_GENERATE;
 	request.generate = &generate;
 	r = worker_link_send(&c->link, &request, ret_err);

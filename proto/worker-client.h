@@ -118,6 +118,9 @@ struct worker_client_generate {
 	bool ignore_eos;
 	bool context_shift; /* see proto/workerd.proto */
 	uint32_t n_keep;
+	const char *constraint; /* GBNF, or with is_schema a JSON schema; NULL: none */
+	uint32_t n_constraint_bytes;
+	bool is_schema;
 };
 
 enum worker_client_reason {

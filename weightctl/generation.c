@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "weightctl/input.h"
 #include "weightctl/options.h"
 #include "weightctl/output.h"
 
@@ -101,6 +102,26 @@ static void tell_full_context(const struct options *o, const struct worker_clien
 			worker_client_get_info(c)->n_ctx);
 }
 
+/* *ret_text is allocated; NULL: there is no constraint. */
+static int read_constraint(const struct options *o, struct err *ret_err, char **ret_text,
+	struct worker_client_generate *g)
+{
+	const char *schema = o->json_schema;
+	int r;
+
+	if (!o->grammar && !schema)
+		return 0;
+	if (schema && schema[0] == '{')
+		r = input_read(schema, ret_err, ret_text, &g->n_constraint_bytes);
+	else
+		r = input_read_file(
+			schema ? schema : o->grammar, ret_err, ret_text, &g->n_constraint_bytes);
+	if (r == 0)
+		g->constraint = *ret_text;
+	g->is_schema = schema != NULL;
+	return r;
+}
+
 int generation_run(const struct options *o, struct worker_client *c, uint64_t session,
 	struct err *ret_err, struct generation *ret_generation)
 {
@@ -114,9 +135,14 @@ int generation_run(const struct options *o, struct worker_client *c, uint64_t se
 		.n_keep = o->n_keep,
 	};
 	struct sink sink = {.generation = ret_generation, .prints = !o->json};
-	int r = worker_client_generate(
-		c, session, &g, take_token, &sink, ret_err, &ret_generation->finished);
+	_cleanup_(cleanup_free)
+	char *constraint = NULL;
+	int r = read_constraint(o, ret_err, &constraint, &g);
 
+	if (r < 0)
+		return r;
+	r = worker_client_generate(
+		c, session, &g, take_token, &sink, ret_err, &ret_generation->finished);
 	if (!o->json && (r == 0 || ret_generation->n_bytes))
 		putchar('\n');
 	if (r < 0)

@@ -16,6 +16,10 @@ struct err;
 int must_check input_read(
 	const char *argument, struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes);
 
+/* A FILE's bytes, likewise; an empty one is refused with -EINVAL. */
+int must_check input_read_file(
+	const char *path, struct err *ret_err, char **ret_text, uint32_t *ret_n_bytes);
+
 /* Opened for reading; what it is, whoever reads it judges. -errno with the path in ret_err. */
 int must_check input_open(
 	const char *path, struct err *ret_err, int *ret_fd, uint64_t *ret_n_bytes);

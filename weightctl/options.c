@@ -37,6 +37,8 @@ enum option_id {
 	SEED,
 	CONTEXT_SHIFT,
 	N_KEEP,
+	GRAMMAR,
+	JSON_SCHEMA,
 };
 
 static const struct option long_options[] = {
@@ -66,6 +68,8 @@ static const struct option long_options[] = {
 	{"seed", required_argument, NULL, SEED},
 	{"context-shift", no_argument, NULL, CONTEXT_SHIFT},
 	{"n-keep", required_argument, NULL, N_KEEP},
+	{"grammar", required_argument, NULL, GRAMMAR},
+	{"json-schema", required_argument, NULL, JSON_SCHEMA},
 	{NULL, 0, NULL, 0},
 };
 
@@ -185,6 +189,8 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case CONTEXT_SHIFT: o->context_shift = true; return 0;
 	case HELP: o->help = true; return 0;
 	case VERSION: o->version = true; return 0;
+	case GRAMMAR: o->grammar = text; return 0;
+	case JSON_SCHEMA: o->json_schema = text; return 0;
 	default: return set_number(o, id, name, text, e);
 	}
 }
@@ -223,6 +229,11 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 	}
 	while (optind < argc)
 		add_argument(o, argv[optind++]);
+	if (o->grammar && o->json_schema) {
+		(void)err_set(ret_err, EINVAL,
+			"--grammar, --json-schema: expected one of them, found both");
+		return OPTIONS_USAGE;
+	}
 	if (!o->n_logprobs || o->json)
 		return 0;
 	(void)err_set(ret_err, EINVAL, "--logprobs: expected --json with it, which shows them");

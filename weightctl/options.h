@@ -28,6 +28,8 @@ struct options {
 	bool context_shift;
 	uint32_t n_keep; /* tokens that a shift keeps at the start */
 	struct worker_client_sampling sampling;
+	const char *grammar;     /* a GBNF file's path; NULL: none */
+	const char *json_schema; /* a file's path, or the schema itself, which begins with { */
 	struct worker_client_bias *biases; /* sampling's, the array is owned */
 	uint32_t *stop_tokens;             /* [n_stop_tokens], owned */
 	uint32_t n_stop_tokens;

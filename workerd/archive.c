@@ -52,7 +52,7 @@ static struct snapshot_shape archive_get_shape(const struct engine *e)
 		.n_page_bytes = kv_get_page_bytes(kv),
 	};
 
-	identity_get_weights(e->manifest, shape.weights);
+	identity_get_weights(e->stack->weights, shape.weights);
 	identity_get_tokens(e->manifest, shape.tokens);
 	return shape;
 }

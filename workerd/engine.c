@@ -16,6 +16,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "workerd/archive.h"
+#include "workerd/grammar.h"
 #include "workerd/kv.h"
 #include "workerd/ledger.h"
 #include "workerd/message.h"
@@ -177,6 +178,12 @@ static void engine_send_finished(void *userdata, struct message *generate)
 
 	if (generate->generate.finished.generated_tokens)
 		e->is_cache_due = true;
+	if (generate->generate.grammar) {
+		const struct grammar_counters *c = grammar_get_counters(generate->generate.grammar);
+
+		log_debug("grammar: of its masks so far %" PRIu64 " were kept, %" PRIu64 " made",
+			c->found, c->made);
+	}
 	engine_send(e, generate);
 }
 
@@ -191,6 +198,10 @@ static int engine_generate(struct engine *e, struct message *m, struct err *ret_
 		if (r)
 			return r;
 	}
+	/* The grammar's masks are of other tokens. */
+	if (m->epoch && m->epoch != e->epoch)
+		return err_set(ret_err, ESTALE,
+			"generate: the model was replaced by one with other tokens");
 	if (!m->generate.has_seed && getrandom(seed, sizeof(*seed), 0) != sizeof(*seed))
 		return err_set(ret_err, EIO, "seed: the system gave no random number");
 	started = message_new_for(MESSAGE_STARTED, m, 0);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/identity.h"
 
-#include <string.h>
+#include <sys/stat.h>
 
 #include "proto/manifest.h"
+#include "workerd/weights.h"
 
 static void identity_add_string(
 	struct digest *d, const struct manifest *m, struct manifest_string s)
@@ -28,45 +29,18 @@ void identity_get_tokens(const struct manifest *m, uint8_t ret[DIGEST_BYTES])
 	digest_get(&d, ret);
 }
 
-/* Where a tensor lies is not what it is, and they may be listed in any order. */
-static void identity_mix_tensor(
-	const struct manifest *m, const struct manifest_tensor *t, uint8_t sum[DIGEST_BYTES])
+void identity_get_weights(const struct weights *w, uint8_t ret[DIGEST_BYTES])
 {
-	uint8_t own[DIGEST_BYTES];
+	struct stat st = {0};
 	struct digest d;
 
-	digest_init(&d);
-	identity_add_string(&d, m, t->name);
-	digest_add(&d, &t->dtype, sizeof(t->dtype));
-	digest_add(&d, t->ne, sizeof(t->ne));
-	digest_get(&d, own);
-	for (unsigned i = 0; i < DIGEST_BYTES; i++)
-		sum[i] ^= own[i];
-}
-
-void identity_get_weights(const struct manifest *m, uint8_t ret[DIGEST_BYTES])
-{
-	static const uint8_t unknown[DIGEST_BYTES];
-	uint8_t tensors[DIGEST_BYTES] = {0};
-	struct manifest_hparams h = *m->hparams;
-	uint8_t tokens[DIGEST_BYTES];
-	struct digest d;
-
-	_Static_assert(
-		sizeof(m->header->content_hash) == DIGEST_BYTES, "one is as long as the other");
-	if (memcmp(m->header->content_hash, unknown, DIGEST_BYTES)) {
-		memcpy(ret, m->header->content_hash, DIGEST_BYTES);
+	if (weights_get_identity(w, ret))
 		return;
-	}
-	identity_get_tokens(m, tokens);
-	for (uint32_t i = 0; i < m->n_tensors; i++)
-		identity_mix_tensor(m, &m->tensors[i], tensors);
-	/* Where their strings lie is nothing of the model's. */
-	h.architecture = h.name = (struct manifest_string){0};
 	digest_init(&d);
-	identity_add_string(&d, m, m->hparams->architecture);
-	digest_add(&d, &h, sizeof(h));
-	digest_add(&d, tokens, sizeof(tokens));
-	digest_add(&d, tensors, sizeof(tensors));
+	if (fstat(w->manifest_fd, &st) == 0) {
+		digest_add(&d, &st.st_dev, sizeof(st.st_dev));
+		digest_add(&d, &st.st_ino, sizeof(st.st_ino));
+	}
+	digest_add(&d, &w->generation, sizeof(w->generation));
 	digest_get(&d, ret);
 }

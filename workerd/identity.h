@@ -11,15 +11,15 @@
 #include "proto/util/digest.h"
 
 struct manifest;
+struct weights;
 
 /* What its token ids mean: equal where manifest_has_same_tokens is true. */
 void identity_get_tokens(const struct manifest *m, uint8_t ret[DIGEST_BYTES]);
 
 /*
- * What its weights are: the file's identity where weightd has taken it. Where it has not: of its
- * tokens, figures, and the names, types and shapes of its tensors, so that only weights that were
- * trained further, or merged, look the same as others.
+ * What its weights are: their identity where weightd has taken it. Where it has not: this generation
+ * and no other, by its manifest's file, which the kernel does not give twice in a boot.
  */
-void identity_get_weights(const struct manifest *m, uint8_t ret[DIGEST_BYTES]);
+void identity_get_weights(const struct weights *w, uint8_t ret[DIGEST_BYTES]);
 
 #endif

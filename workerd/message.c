@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/manifest.h"
+#include "workerd/grammar.h"
 
 struct message *message_new(enum message_kind kind, uint64_t client, uint32_t n_extra)
 {
@@ -39,6 +40,7 @@ struct message *message_free(struct message *m)
 		free(m->generate.stops);
 		free(m->generate.biases);
 		free(m->generate.breakers);
+		grammar_free(m->generate.grammar);
 	}
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);

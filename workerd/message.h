@@ -29,6 +29,8 @@
 #include "workerd/template.h"
 #include "workerd/tokenizer.h"
 
+struct grammar;
+
 enum message_kind {
 	MESSAGE_UNKNOWN, /* a client's request that this version does not know; refused */
 	/* requests of clients */
@@ -121,6 +123,10 @@ struct message_generate {
 	bool ignore_eos;
 	bool is_shifting; /* a full context loses tokens instead of ending it, see session_shift */
 	uint32_t n_keep;  /* that it does not lose */
+	const char *constraint; /* GBNF, or a JSON schema; NULL: none */
+	uint64_t n_constraint_bytes;
+	bool is_schema;
+	struct grammar *grammar; /* of constraint, by the text thread; the message's reference */
 	struct message_finished finished; /* answer; error has the text of FAILED */
 };
 

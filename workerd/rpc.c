@@ -128,6 +128,24 @@ static int rpc_decode_stops(const Wk__Generate *g, struct message *m, struct err
 	return 0;
 }
 
+static int rpc_decode_constraint(const Wk__Generate *g, struct message *m, struct err *ret_err)
+{
+	const ProtobufCBinaryData *text = g->grammar.len ? &g->grammar : &g->json_schema;
+
+	if (g->grammar.len && g->json_schema.len)
+		return err_set(ret_err, EINVAL,
+			"grammar, json_schema: expected one of them at most, found both");
+	if (!text->len)
+		return 0;
+	if (g->ignore_eos)
+		return err_set(ret_err, EINVAL,
+			"ignore_eos: expected none with a grammar, which says where the text ends");
+	m->generate.constraint = (const char *)text->data;
+	m->generate.n_constraint_bytes = text->len;
+	m->generate.is_schema = g->json_schema.len > 0;
+	return 0;
+}
+
 static int rpc_decode_generate(const Wk__Generate *g, struct message *m, struct err *ret_err)
 {
 	m->generate.session = g->session;
@@ -136,6 +154,8 @@ static int rpc_decode_generate(const Wk__Generate *g, struct message *m, struct 
 	m->generate.is_shifting = g->context_shift;
 	m->generate.n_keep = g->n_keep;
 	int r = rpc_sampling_decode(g, &m->generate, ret_err);
+	if (!r)
+		r = rpc_decode_constraint(g, m, ret_err);
 	if (r)
 		return r;
 	return rpc_decode_stops(g, m, ret_err);

@@ -551,9 +551,16 @@ static void scheduler_pick(struct scheduler *s, struct session *session, const f
 	uint32_t n_ready;
 	uint32_t token;
 	struct logprob_list probs;
-	int r = sampler_pick(
-		session->sampler, logits, NULL, session->tokens, session->n_tokens, &token);
+	const uint32_t *allowed;
+	struct err e = ERR_NULL;
+	int r = session_get_mask(session, &e, &allowed);
 
+	if (r) {
+		scheduler_finish_failed(s, session, r, &e);
+		return;
+	}
+	r = sampler_pick(
+		session->sampler, logits, allowed, session->tokens, session->n_tokens, &token);
 	if (r) {
 		scheduler_finish_unpicked(s, session, r);
 		return;
@@ -561,6 +568,11 @@ static void scheduler_pick(struct scheduler *s, struct session *session, const f
 	if (m->generate.n_logprobs)
 		logprob_find(logits, s->params.n_vocab, token, m->generate.n_logprobs, &probs);
 	bool is_end = s->backend.get_text(s->backend.userdata, token, &bytes, &n_bytes);
+	r = session_follow(session, is_end, bytes, n_bytes, &e);
+	if (r) {
+		scheduler_finish_failed(s, session, r, &e);
+		return;
+	}
 	uint64_t now_ns = clock_now_ns();
 	uint32_t reason = session_accept(session, token, is_end, bytes, n_bytes, now_ns, &n_ready);
 

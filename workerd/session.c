@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "workerd/grammar.h"
 #include "workerd/message.h"
 #include "workerd/sampler.h"
 
@@ -199,6 +200,12 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	r = sampler_new(&g->sampling, n_vocab, s->n_ctx, text, ret_err, &sampler);
 	if (r)
 		return r;
+	if (g->grammar)
+		r = grammar_cursor_new(g->grammar, ret_err, &s->cursor);
+	if (r) {
+		sampler_free(sampler);
+		return r;
+	}
 	session_set_state(s, SESSION_GENERATING);
 	if (s->n_cached == s->n_tokens)
 		s->n_cached--;
@@ -220,6 +227,26 @@ static bool session_is_stop_token(const struct message_generate *g, uint32_t tok
 	return false;
 }
 
+int session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask)
+{
+	if (s->cursor)
+		return grammar_get_mask(s->cursor, ret_err, ret_mask);
+	*ret_mask = NULL;
+	return 0;
+}
+
+int session_follow(
+	struct session *s, bool is_end, const char *bytes, uint32_t n_bytes, struct err *ret_err)
+{
+	return s->cursor && !is_end ? grammar_accept(s->cursor, bytes, n_bytes, ret_err) : 0;
+}
+
+/* The text is whole, and there is no end token that would say so, or no room for one. */
+static bool session_is_at_end(const struct session *s, bool is_full)
+{
+	return s->cursor && (is_full || !grammar_has_end(s->cursor)) && grammar_is_final(s->cursor);
+}
+
 uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const char *bytes,
 	uint32_t n_bytes, uint64_t now_ns, uint32_t *ret_n_ready)
 {
@@ -232,10 +259,11 @@ uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const ch
 		s->first_ns = now_ns;
 	s->last_ns = now_ns;
 	bool is_stop = session_is_stop_token(g, token) || holdback_add(&s->text, bytes, n_bytes);
-	if (is_stop || (is_end && !g->ignore_eos))
+	bool is_full = f->generated_tokens == g->n_predict ||
+		       (s->n_tokens == s->n_ctx && !g->is_shifting);
+	if (is_stop || (is_end && !g->ignore_eos) || session_is_at_end(s, is_full))
 		reason = MESSAGE_REASON_STOP;
-	else if (f->generated_tokens == g->n_predict ||
-		 (s->n_tokens == s->n_ctx && !g->is_shifting))
+	else if (is_full)
 		reason = MESSAGE_REASON_LENGTH;
 	*ret_n_ready = holdback_get_ready(&s->text, reason != 0);
 	return reason;
@@ -253,6 +281,8 @@ void session_shift(struct session *s)
 	s->n_tokens -= n_gone;
 	if (s->n_cached > g->n_keep)
 		s->n_cached = g->n_keep;
+	if (s->n_published > g->n_keep)
+		s->n_published = g->n_keep;
 	if (!g->finished.generated_tokens)
 		g->finished.cached_tokens = s->n_cached;
 }
@@ -280,5 +310,6 @@ struct message *session_finish(struct session *s, uint32_t reason)
 	if (reason != MESSAGE_REASON_LENGTH)
 		holdback_clear(&s->text);
 	s->sampler = sampler_free(s->sampler);
+	s->cursor = grammar_cursor_free(s->cursor);
 	return m;
 }

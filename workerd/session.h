@@ -16,6 +16,7 @@
 
 struct dry_text;
 struct err;
+struct grammar_cursor;
 struct message;
 struct sampler;
 
@@ -42,7 +43,8 @@ struct session {
 	/* of the generation */
 	struct message *generate; /* MESSAGE_GENERATE, the session's until it is finished */
 	struct sampler *sampler;
-	uint64_t first_ns; /* when the first and the last token were chosen */
+	struct grammar_cursor *cursor; /* NULL: no grammar */
+	uint64_t first_ns;             /* when the first and the last token were chosen */
 	uint64_t last_ns;
 };
 
@@ -85,7 +87,7 @@ int must_check session_truncate(struct session *s, uint32_t n_tokens, struct err
 /*
  * IDLE to GENERATING; takes generate on success alone. The last token is always computed, for its
  * logits. text: see sampler_new. -EBUSY, -EINVAL (an empty session, a stop token, n_keep, a
- * sampling parameter), -ENOMEM.
+ * sampling parameter), -ENOMEM; of the grammar, as grammar_cursor_new.
  */
 int must_check session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err);
@@ -95,6 +97,13 @@ static inline uint32_t session_get_n_due(const struct session *s)
 {
 	return s->n_tokens - s->n_cached;
 }
+
+/* Which tokens may be chosen: see grammar_get_mask. *ret_mask is NULL where every one may. */
+int must_check session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask);
+
+/* The grammar goes on by the chosen token; before session_accept. Errors as grammar_accept. */
+int must_check session_follow(
+	struct session *s, bool is_end, const char *bytes, uint32_t n_bytes, struct err *ret_err);
 
 /*
  * Adds the chosen token, whose text is bytes; a stop token's is left out. Returns the reason to

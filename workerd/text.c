@@ -8,6 +8,7 @@
 #include "proto/manifest.h"
 #include "proto/stream.h"
 #include "proto/util/err.h"
+#include "workerd/grammar-cache.h"
 #include "workerd/message.h"
 #include "workerd/queue.h"
 #include "workerd/template.h"
@@ -23,7 +24,8 @@ struct text {
 	enum template_kind template;
 	int template_code; /* not 0: the model's template is none that we know */
 	struct err template_err;
-	bool had_template;    /* at first; constant */
+	bool had_template; /* at first; constant */
+	struct grammar_cache *grammars;
 	struct message *stop; /* until it is sent */
 	pthread_t thread;
 };
@@ -91,6 +93,16 @@ static int text_tokenize(struct text *t, struct message *m, struct err *ret_err)
 	return 0;
 }
 
+static int text_compile(struct text *t, struct message *m, struct err *ret_err)
+{
+	struct message_generate *g = &m->generate;
+
+	/* The engine refuses it when it has another model by then: masks are of these tokens. */
+	m->epoch = t->epoch;
+	return grammar_cache_get(t->grammars, t->manifest, g->constraint, g->n_constraint_bytes,
+		g->is_schema, ret_err, &g->grammar);
+}
+
 static int text_detokenize(struct text *t, struct message *m, struct err *ret_err)
 {
 	const char *bytes;
@@ -131,6 +143,8 @@ static void text_handle(struct text *t, struct message *m)
 		e = t->tokenizer_err;
 	} else if (m->kind == MESSAGE_APPEND) {
 		r = text_append(t, m, &e);
+	} else if (m->kind == MESSAGE_GENERATE) {
+		r = text_compile(t, m, &e);
 	} else if (m->kind == MESSAGE_TOKENIZE) {
 		r = text_tokenize(t, m, &e);
 	} else {
@@ -138,7 +152,8 @@ static void text_handle(struct text *t, struct message *m)
 	}
 	if (r)
 		message_refuse(m, r, &e);
-	queue_push(m->kind == MESSAGE_APPEND && !r ? t->params.engine : t->params.out, &m->node);
+	bool is_for_engine = m->kind == MESSAGE_APPEND || m->kind == MESSAGE_GENERATE;
+	queue_push(is_for_engine && !r ? t->params.engine : t->params.out, &m->node);
 }
 
 static void text_init_tables(struct text *t)
@@ -156,6 +171,7 @@ static bool text_has_template(const struct text *t)
 static void text_replace(struct text *t, struct message *m)
 {
 	t->tokenizer = tokenizer_free(t->tokenizer);
+	grammar_cache_clear(t->grammars);
 	manifest_free(t->manifest);
 	t->manifest = TAKE_PTR(m->manifest.manifest);
 	t->epoch = m->manifest.epoch;
@@ -187,6 +203,7 @@ static struct text *text_destroy(struct text *t)
 {
 	message_free(t->stop);
 	tokenizer_free(t->tokenizer);
+	grammar_cache_free(t->grammars);
 	manifest_free(t->manifest);
 	free(t);
 	return NULL;
@@ -201,7 +218,7 @@ int text_new(const struct text_params *params, struct err *ret_err, struct text 
 		return -ENOMEM;
 	t->params = *params;
 	t->stop = message_new(MESSAGE_STOP, 0, 0);
-	if (!t->stop) {
+	if (!t->stop || grammar_cache_new(&t->grammars)) {
 		text_destroy(t);
 		return -ENOMEM;
 	}

@@ -3,9 +3,10 @@
 #define WORKERD_TEXT_H
 
 /*
- * The text thread: tokenizing, detokenizing and chat templates, so that a megabyte of prompt holds
- * up neither the loop nor the engine. It takes MESSAGE_APPEND (text and chat), MESSAGE_TOKENIZE and
- * MESSAGE_DETOKENIZE from its queue, in order; and MESSAGE_MANIFEST, from which on it goes by
+ * The text thread: tokenizing, detokenizing, chat templates and grammars, so that a megabyte of
+ * prompt or schema holds up neither the loop nor the engine. It takes MESSAGE_APPEND (text and
+ * chat), MESSAGE_GENERATE (with a constraint), MESSAGE_TOKENIZE and MESSAGE_DETOKENIZE from its
+ * queue, in order; and MESSAGE_MANIFEST, from which on it goes by
  * another model's tables. It keeps the manifest that it uses alive.
  */
 #include <stdbool.h>
@@ -20,7 +21,7 @@ struct text;
 struct text_params {
 	struct manifest *manifest; /* a reference is taken */
 	struct queue *in;
-	struct queue *engine; /* where an Append goes that became tokens */
+	struct queue *engine; /* where an Append goes that became tokens, and a Generate */
 	struct queue *out;    /* answers and refusals, to the loop */
 };
 

@@ -394,7 +394,7 @@ static void expect_err_end(const char *schema, const char *end)
 	struct gbnf *g = NULL;
 
 	assert_int_equal(json_schema_compile(schema, strlen(schema), &e, &g), -EINVAL);
-	assert_memory_equal(e.text, "json_schema: as a grammar: grammar:", 35);
+	assert_memory_equal(e.text, "json_schema: ", 13);
 	assert_true(strlen(e.text) > strlen(end));
 	assert_string_equal(e.text + strlen(e.text) - strlen(end), end);
 }
@@ -408,12 +408,8 @@ static void test_endless_references_are_refused(void **state)
 		"rule \"d0\": expected something before it comes again, found left recursion");
 	expect_err_end("{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
 		"rule \"s1\": expected an alternate that ends, found none");
-	expect_err("{\"allOf\":[{\"$ref\":\"#\"},true]}", -EINVAL,
-		"json_schema: "
-		"/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/"
-		"0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/"
-		"allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/allOf/0/"
-		"allOf/0/allOf/0/a: expected at most 1024 members of allOf, 64 deep");
+	expect_err_end("{\"allOf\":[{\"$ref\":\"#\"},true]}",
+		": expected at most 1024 members of allOf, 64 deep");
 }
 
 static void test_caps(void **state)

@@ -167,6 +167,35 @@ static void judges_sampling(void **state)
 	expect_refusal(&g, "stop_tokens: expected at most 16, found 17");
 }
 
+static void decodes_constraints(void **state)
+{
+	char text[ERR_TEXT_BYTES];
+	Wk__Generate g = WK__GENERATE__INIT;
+	struct message *m = decode(&g, text);
+
+	(void)state;
+	assert_null(m->generate.constraint);
+	message_free(m);
+	g.grammar = (ProtobufCBinaryData){.data = (uint8_t *)"root ::= x", .len = 10};
+	m = decode(&g, text);
+	assert_string_equal(text, "");
+	assert_int_equal(m->generate.n_constraint_bytes, 10);
+	assert_memory_equal(m->generate.constraint, "root ::= x", 10);
+	assert_false(m->generate.is_schema);
+	message_free(m);
+	g.json_schema = (ProtobufCBinaryData){.data = (uint8_t *)"{}", .len = 2};
+	expect_refusal(&g, "grammar, json_schema: expected one of them at most, found both");
+	g.grammar.len = 0;
+	m = decode(&g, text);
+	assert_string_equal(text, "");
+	assert_memory_equal(m->generate.constraint, "{}", 2);
+	assert_true(m->generate.is_schema);
+	message_free(m);
+	g.ignore_eos = true;
+	expect_refusal(
+		&g, "ignore_eos: expected none with a grammar, which says where the text ends");
+}
+
 /* Logprobs of a token, with texts that are no UTF-8. */
 static void encodes_logprobs(void **state)
 {
@@ -206,6 +235,7 @@ int main(void)
 		CASE(tells_want_of_memory_from_nonsense),
 		CASE(judges_sampling),
 		CASE(encodes_logprobs),
+		CASE(decodes_constraints),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,7 +106,33 @@ static void take_finished(void *userdata, struct message *generate)
 	finished = generate;
 }
 
+/* Nobody had anything computed before. */
+static uint32_t adopt(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids,
+	uint32_t n_ids)
+{
+	(void)userdata;
+	(void)slot;
+	(void)scope;
+	(void)ids;
+	(void)n_ids;
+	return 0;
+}
+
+/* What others may find is what the session has now, shifted or not. */
+static void publish(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids,
+	uint32_t n_ids)
+{
+	(void)userdata;
+	(void)slot;
+	(void)scope;
+	(void)ids;
+	assert_in_range(n_ids, 1, N_CTX);
+	assert_int_equal(n_ids % 4, 0);
+}
+
 static const struct scheduler_backend backend = {
+	.adopt = adopt,
+	.publish = publish,
 	.open = open_slot,
 	.close = close_slot,
 	.reserve = reserve,
@@ -141,6 +167,7 @@ static void run(uint32_t n_keep, uint32_t n_least_shifts)
 	static const struct scheduler_params params = {.n_sessions = 1,
 		.n_ctx = N_CTX,
 		.n_rows = N_ROWS,
+		.n_page_tokens = 4,
 		.n_vocab = N_VOCAB,
 		.max_text_bytes = 1};
 	struct message *m = message_new(MESSAGE_GENERATE, 1, 0);
@@ -154,7 +181,7 @@ static void run(uint32_t n_keep, uint32_t n_least_shifts)
 	for (uint32_t i = 0; i < N_PROMPT; i++)
 		history[i] = i * 7 % N_VOCAB;
 	assert_int_equal(scheduler_new(&params, &backend, &s), 0);
-	assert_int_equal(scheduler_open(s, 1, &e, &m->generate.session), 0);
+	assert_int_equal(scheduler_open(s, 1, 1, &e, &m->generate.session), 0);
 	assert_int_equal(
 		scheduler_append(s, 1, m->generate.session, history, N_PROMPT, &e, &n_total), 0);
 	m->generate.n_predict = N_GENERATED;

@@ -5,8 +5,11 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "workerd/gbnf.h"
+#include "workerd/grammar.h"
 #include "workerd/message.h"
 #include "workerd/session.h"
+#include "workerd/vocab-trie.h"
 
 enum { N_CTX = 10, N_VOCAB = 100, MAX_PIECE = 16, SLOT = 3 };
 
@@ -372,6 +375,112 @@ static void test_rebase(void **state)
 	session_close(&s);
 }
 
+/* 'a' to 'd' are tokens 1 to 4; token 5 ends a generation where the vocabulary has_end. */
+static struct grammar *new_grammar(const char *text, bool has_end)
+{
+	struct vocab_trie_token tokens[N_VOCAB] = {0};
+	struct vocab_trie *trie;
+	struct grammar *grammar;
+	struct gbnf *g;
+	struct err e = ERR_NULL;
+
+	for (uint32_t i = 0; i < 4; i++)
+		tokens[1 + i] = (struct vocab_trie_token){
+			.bytes = (const uint8_t *)"abcd" + i, .n_bytes = 1, .is_text = true};
+	tokens[5].is_end = has_end;
+	assert_int_equal(vocab_trie_new(tokens, N_VOCAB, &trie), 0);
+	assert_int_equal(gbnf_parse(text, strlen(text), GBNF_MAX_BYTES, &e, &g), 0);
+	assert_int_equal(grammar_new(g, trie, &grammar), 0);
+	vocab_trie_free(trie);
+	return grammar;
+}
+
+static struct message *start_with(
+	struct session *s, const char *grammar, bool has_end, uint32_t n_predict)
+{
+	struct message *m = new_generate(n_predict);
+	struct err e = ERR_NULL;
+
+	open_with(s, 1);
+	m->generate.grammar = new_grammar(grammar, has_end);
+	assert_int_equal(session_start(s, m, N_VOCAB, MAX_PIECE, NULL, &e), 0);
+	return m;
+}
+
+/* Tokens 0 to 5 as bits; no other is ever allowed. */
+static uint32_t get_allowed(struct session *s)
+{
+	struct err e = ERR_NULL;
+	const uint32_t *mask = NULL;
+
+	assert_int_equal(session_get_mask(s, &e, &mask), 0);
+	for (uint32_t i = 1; i < (N_VOCAB + 31) / 32; i++)
+		assert_int_equal(mask[i], 0);
+	return mask[0];
+}
+
+static uint32_t choose(struct session *s, uint32_t token)
+{
+	struct err e = ERR_NULL;
+	const char *bytes = "abcd" + (token - 1) % 4;
+	uint32_t n_ready;
+
+	assert_int_equal(session_follow(s, token == 5, bytes, token == 5 ? 0 : 1, &e), 0);
+	return session_accept(s, token, token == 5, bytes, token == 5 ? 0 : 1, 0, &n_ready);
+}
+
+static void finish(struct session *s, uint32_t reason)
+{
+	message_free(session_finish(s, reason));
+	assert_null(s->cursor);
+	session_close(s);
+}
+
+static void test_grammar(void **state)
+{
+	const char *const grammar = "root ::= \"a\" [bc] \"d\"?";
+	struct session s;
+	struct err e = ERR_NULL;
+	const uint32_t *mask;
+
+	(void)state;
+	start_with(&s, grammar, true, 0);
+	assert_int_equal(get_allowed(&s), 1 << 1);
+	assert_int_equal(session_follow(&s, false, "b", 1, &e), -EINVAL);
+	assert_int_equal(choose(&s, 1), 0);
+	assert_int_equal(get_allowed(&s), 1 << 2 | 1 << 3);
+	assert_int_equal(choose(&s, 3), 0);
+	assert_int_equal(get_allowed(&s), 1 << 4 | 1 << 5);
+	assert_int_equal(choose(&s, 4), 0);
+	/* The end token alone is left: it is chosen as any other. */
+	assert_int_equal(get_allowed(&s), 1 << 5);
+	assert_int_equal(choose(&s, 5), MESSAGE_REASON_STOP);
+	finish(&s, MESSAGE_REASON_STOP);
+	/* At the limit: whole is whole, what could go on was cut. */
+	start_with(&s, grammar, true, 3);
+	assert_int_equal(choose(&s, 1), 0);
+	assert_int_equal(choose(&s, 2), 0);
+	assert_int_equal(choose(&s, 4), MESSAGE_REASON_STOP);
+	finish(&s, MESSAGE_REASON_STOP);
+	start_with(&s, grammar, true, 2);
+	assert_int_equal(choose(&s, 1), 0);
+	assert_int_equal(choose(&s, 2), MESSAGE_REASON_LENGTH);
+	finish(&s, MESSAGE_REASON_LENGTH);
+	/* A vocabulary without an end token. */
+	start_with(&s, grammar, false, 0);
+	assert_int_equal(choose(&s, 1), 0);
+	assert_int_equal(choose(&s, 2), 0);
+	assert_int_equal(get_allowed(&s), 1 << 4);
+	assert_int_equal(choose(&s, 4), MESSAGE_REASON_STOP);
+	finish(&s, MESSAGE_REASON_STOP);
+	/* Without a grammar there is no mask. */
+	open_with(&s, 1);
+	assert_int_equal(session_start(&s, new_generate(1), N_VOCAB, MAX_PIECE, NULL, &e), 0);
+	assert_int_equal(session_get_mask(&s, &e, &mask), 0);
+	assert_null(mask);
+	finish(&s, MESSAGE_REASON_CANCELLED);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -387,6 +496,7 @@ int main(void)
 		CASE(test_shift_at_once),
 		CASE(test_shift_refusals),
 		CASE(test_rebase),
+		CASE(test_grammar),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -113,6 +113,15 @@ static void test_places(void **state)
 	assert_true(o.json && !o.replace);
 	options_fini(&o);
 
+	assert_int_equal(PARSE(NULL, &o, "ask", "--json-schema", "{}"), 0);
+	assert_string_equal(o.json_schema, "{}");
+	assert_null(o.grammar);
+	options_fini(&o);
+	assert_int_equal(PARSE(NULL, &o, "ask", "--grammar", "FILE"), 0);
+	assert_string_equal(o.grammar, "FILE");
+	assert_null(o.json_schema);
+	options_fini(&o);
+
 	assert_int_equal(PARSE(NULL, &o, "complete", "--n-predict", "3", "--", "--json"), 0);
 	assert_int_equal(o.n_predict, 3);
 	assert_int_equal(o.n_args, 1);
@@ -204,6 +213,7 @@ static void test_wrong_usage(void **state)
 		{"ask", "--logit-bias", "77777777777777777=1"},
 		{"ask", "--stop-token", "-1"},
 		{"ask", "--logprobs", "3"},
+		{"ask", "--grammar=a", "--json-schema={}"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
