@@ -110,6 +110,11 @@ int weights_client_new(const char *path, enum weights_client_role role, struct e
 	return weights_client_new_connected(fd, role, ret_err, ret_client);
 }
 
+struct weights_link *weights_client_get_link(struct weights_client *c)
+{
+	return &c->link;
+}
+
 struct weights_client *weights_client_free(struct weights_client *c)
 {
 	if (c)

@@ -203,6 +203,7 @@ enum weights_client_event_kind {
 	WEIGHTS_CLIENT_CORRUPT,    /* text names tensors; since_ns: how long it may be so */
 	WEIGHTS_CLIENT_EXPELLED,   /* the lease has ended */
 	WEIGHTS_CLIENT_IDENTIFIED, /* contents have an identity now */
+	WEIGHTS_CLIENT_PREFIXES,   /* see proto/weights-prefix.h: what may be had has changed */
 };
 
 /* Strings are borrowed for the time of the callback. */

@@ -176,7 +176,7 @@ static int must_check weights_link_take_event(
 	if (reply->n_fds != 0)
 		return err_set(ret_err, EPROTO, "weightd: event: expected no descriptors, found %u",
 			reply->n_fds);
-	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__IDENTIFIED)
+	if (e->kind < WD__EVENT__KIND__PROGRESS || e->kind > WD__EVENT__KIND__PREFIXES)
 		return err_set(ret_err, EPROTO, "weightd: event: unknown kind %d", (int)e->kind);
 	struct weights_client_contents contents = {0};
 	int r = weights_link_read_contents(&e->identity, &e->file_identity, ret_err, &contents);

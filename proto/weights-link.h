@@ -59,6 +59,9 @@ int must_check weights_link_read_contents(const ProtobufCBinaryData *identity,
 	const ProtobufCBinaryData *file_identity, struct err *ret_err,
 	struct weights_client_contents *ret_contents);
 
+/* The client's, for what it does not do itself. */
+struct weights_link *weights_client_get_link(struct weights_client *c);
+
 /* For _cleanup_. */
 void weights_link_free_reply(Wd__Reply **reply);
 

@@ -169,8 +169,8 @@ static int acquire_try(
 		g = acquire_find_ready(s, w->model);
 	if (g) {
 		e = ((struct service_generation *)g->data)->residencies[w->slot].export;
-		rc = quota_check_lease(s->registry, s->params->peers, s->params->holders, p, g->id,
-			acquire_get_bytes, ret_err);
+		rc = quota_check_lease(s->registry, s->params->peers, s->params->holders,
+			s->prefixes, p, g->id, acquire_get_bytes, ret_err);
 		if (rc < 0)
 			return rc;
 		if (!e)

@@ -17,6 +17,7 @@
 #include "weightd/loader.h"
 #include "weightd/outcome.h"
 #include "weightd/policy.h"
+#include "weightd/publish.h"
 #include "weightd/quota.h"
 #include "weightd/restart.h"
 #include "weightd/service-internal.h"
@@ -72,8 +73,11 @@ static void admission_evict(void *userdata, uint64_t n_bytes)
 {
 	struct service_room *room = userdata;
 
-	/* Too little of it helps nobody: then whoever waits has what there is in the end. */
-	(void)admit_evict(room->service, 0, room->slot, n_bytes);
+	/* A prefix is computed anew in a moment, a model is not. Too little of it helps nobody:
+	 * then whoever waits has what there is in the end. */
+	uint64_t n_freed = publish_evict(room->service, room->slot, n_bytes);
+	if (n_freed < n_bytes)
+		(void)admit_evict(room->service, 0, room->slot, n_bytes - n_freed);
 }
 
 /* Of a row, to who asked: as far as its socket shows models and processes. */
@@ -296,8 +300,8 @@ static int admission_check_quota(const struct service *s, const struct peer *p,
 {
 	uint64_t n_others = admission_count_grants(s, p) - account_get_grant(a, p->id);
 
-	return quota_check_reserve(s->registry, s->params->peers, s->params->holders, p,
-		n_others + n_bytes, acquire_get_bytes, ret_err);
+	return quota_check_reserve(s->registry, s->params->peers, s->params->holders, s->prefixes,
+		p, n_others + n_bytes, acquire_get_bytes, ret_err);
 }
 
 void admission_recall(struct service *s, uint64_t holder, int32_t pid, const uint8_t *device_uuid,
@@ -457,7 +461,9 @@ void admission_on_short(
 	struct service *s, uint64_t generation, uint32_t slot, const struct loader_result *r)
 {
 	bool is_filling = registry_find(s->registry, generation)->is_filling;
-	bool has_room = admit_evict(s, generation, slot, r->short_bytes);
+	uint64_t n_freed = publish_evict(s, slot, r->short_bytes);
+	bool has_room = n_freed >= r->short_bytes ||
+			admit_evict(s, generation, slot, r->short_bytes - n_freed);
 	struct err failure = ERR_NULL;
 	int rc;
 
@@ -523,6 +529,25 @@ uint64_t admission_drop_remnant(
 	admission_leave(s, generation, slot);
 	account_freed(admission_find(s, slot), n_bytes, clock_now_ns());
 	return n_bytes;
+}
+
+void admission_charge(
+	struct service *s, uint64_t prefix, uint32_t slot, const char *model, uint64_t n_bytes)
+{
+	struct account_request q = {.kind = ACCOUNT_WEIGHTS, .id = prefix, .n_bytes = n_bytes};
+
+	if (!admission_find(s, slot))
+		return;
+	snprintf(q.model, sizeof(q.model), "%s", model);
+	account_restore(admission_find(s, slot), &q);
+}
+
+void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot, uint64_t n_bytes)
+{
+	if (!admission_find(s, slot))
+		return;
+	account_leave(admission_find(s, slot), prefix, clock_now_ns());
+	account_freed(admission_find(s, slot), n_bytes, clock_now_ns());
 }
 
 void admission_collect(struct service *s)

@@ -7,6 +7,7 @@
 #include "weightd/access.h"
 #include "weightd/holders.h"
 #include "weightd/peer.h"
+#include "weightd/prefixes.h"
 #include "weightd/registry.h"
 
 /* Does anybody of the socket have the generation already? */
@@ -54,7 +55,8 @@ static bool quota_has_hold(const struct registry *r, const struct holders *holde
 }
 
 struct quota_usage quota_count(struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, uint32_t socket, quota_bytes_fn bytes_fn)
+	const struct holders *holders, const struct prefixes *prefixes, uint32_t socket,
+	quota_bytes_fn bytes_fn)
 {
 	struct quota_usage usage = {0};
 	const struct peer *other;
@@ -72,6 +74,8 @@ struct quota_usage quota_count(struct registry *r, const struct peer_list *peers
 	TAILQ_FOREACH(other, peers, entry)
 	if (peer_get_socket(other->id) == socket)
 		usage.reserved_bytes += other->reserved_bytes;
+	if (prefixes)
+		usage.weights_bytes += prefixes_count_bytes(prefixes, socket);
 	return usage;
 }
 
@@ -94,8 +98,8 @@ static int quota_check_bytes(const struct access *a, const struct quota_usage *u
 }
 
 int quota_check_lease(struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, const struct peer *p, uint64_t generation,
-	quota_bytes_fn bytes_fn, struct err *ret_err)
+	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
+	uint64_t generation, quota_bytes_fn bytes_fn, struct err *ret_err)
 {
 	const struct access *a = p->access;
 	uint32_t socket = peer_get_socket(p->id);
@@ -105,7 +109,7 @@ int quota_check_lease(struct registry *r, const struct peer_list *peers,
 		quota_has_hold(r, holders, p, generation))
 		return 0;
 	const struct registry_generation *g = registry_find(r, generation);
-	const struct quota_usage usage = quota_count(r, peers, holders, socket, bytes_fn);
+	const struct quota_usage usage = quota_count(r, peers, holders, prefixes, socket, bytes_fn);
 	if (a->max_leases && usage.n_leases >= a->max_leases)
 		return err_set(ret_err, EDQUOT,
 			"model %s: %u lease%s of this socket %s in use, the most; one whose "
@@ -118,13 +122,24 @@ int quota_check_lease(struct registry *r, const struct peer_list *peers,
 }
 
 int quota_check_reserve(struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, const struct peer *p, uint64_t n_bytes,
-	quota_bytes_fn bytes_fn, struct err *ret_err)
+	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
+	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err)
 {
 	if (!p->access || n_bytes <= p->reserved_bytes)
 		return 0;
 	const struct quota_usage usage =
-		quota_count(r, peers, holders, peer_get_socket(p->id), bytes_fn);
+		quota_count(r, peers, holders, prefixes, peer_get_socket(p->id), bytes_fn);
 	return quota_check_bytes(
 		p->access, &usage, n_bytes - p->reserved_bytes, "Reserve", ret_err);
+}
+
+int quota_check_publish(struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
+	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err)
+{
+	if (!p->access)
+		return 0;
+	const struct quota_usage usage =
+		quota_count(r, peers, holders, prefixes, peer_get_socket(p->id), bytes_fn);
+	return quota_check_bytes(p->access, &usage, n_bytes, "Publish", ret_err);
 }

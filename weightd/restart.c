@@ -153,7 +153,8 @@ void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 			continue;
 		if (rc == 0)
 			rc = quota_check_lease(r->service->registry, r->service->params->peers,
-				r->service->params->holders, p, id, acquire_get_bytes, &err);
+				r->service->params->holders, r->service->prefixes, p, id,
+				acquire_get_bytes, &err);
 		if (rc == 0)
 			rc = registry_resume(
 				r->service->registry, id, p->id, 0, clock_now_ns(), &err);

@@ -88,8 +88,8 @@ static int resume_lease(
 
 	if (g && (strcmp(g->model, params->model) || !resume_has_manifest(s, g, params)))
 		return resume_refuse(params->generation, ret_err);
-	int rc = g ? quota_check_lease(s->registry, s->params->peers, s->params->holders, p,
-			     params->generation, acquire_get_bytes, ret_err)
+	int rc = g ? quota_check_lease(s->registry, s->params->peers, s->params->holders,
+			     s->prefixes, p, params->generation, acquire_get_bytes, ret_err)
 		   : 0;
 	if (rc == 0)
 		rc = registry_resume(s->registry, params->generation, p->id,

@@ -25,6 +25,7 @@
 #include "weightd/peer.h"
 #include "weightd/registry.h"
 #include "weightd/reply-arena.h"
+#include "weightd/rpc-packet.h"
 #include "weightd/restart.h"
 #include "weightd/service.h"
 #include "weightd/shown.h"
@@ -35,38 +36,6 @@ enum {
 	REPLY_ENVELOPE_BYTES = 64,
 	REPLY_MAX_HOLDERS = 1024, /* that are told of; the generation counts them all */
 };
-
-/* The packet; NULL when the peer is broken. */
-static uint8_t *reply_pack(
-	struct peer *p, uint64_t request, Wd__Reply *reply, uint32_t n_fds, uint32_t *ret_n_bytes)
-{
-	reply->id = request;
-	reply->n_fds = n_fds;
-	size_t n_bytes = wd__reply__get_packed_size(reply);
-	if (n_bytes > WIRE_MAX_BYTES) {
-		peer_break(p, "a reply of %zu bytes is more than a packet", n_bytes);
-		return NULL;
-	}
-	uint8_t *data = malloc(n_bytes);
-	if (!data) {
-		peer_break(p, "%s", "out of memory");
-		return NULL;
-	}
-	wd__reply__pack(reply, data);
-	*ret_n_bytes = (uint32_t)n_bytes;
-	return data;
-}
-
-static void reply_send(
-	struct peer *p, uint64_t request, Wd__Reply *reply, const int *fds, uint32_t n_fds)
-{
-	uint32_t n_bytes;
-	_cleanup_(cleanup_free)
-	uint8_t *data = reply_pack(p, request, reply, n_fds, &n_bytes);
-
-	if (data)
-		peer_send(p, data, n_bytes, fds, n_fds);
-}
 
 /* What it holds, for the digests of a message: as they are known now. */
 struct reply_contents {
@@ -96,7 +65,7 @@ void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct er
 	error.text = (char *)err->text;
 	reply.body_case = WD__REPLY__BODY_ERROR;
 	reply.error = &error;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
@@ -107,7 +76,7 @@ void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation)
 	done.generation = generation;
 	reply.body_case = WD__REPLY__BODY_DONE;
 	reply.done = &done;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
@@ -118,7 +87,7 @@ void rpc_reply_reserved(struct peer *p, uint64_t request, uint64_t n_bytes)
 	reserved.n_bytes = n_bytes;
 	reply.body_case = WD__REPLY__BODY_RESERVED;
 	reply.reserved = &reserved;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 void rpc_reply_resumed(
@@ -137,7 +106,7 @@ void rpc_reply_resumed(
 	}
 	reply.body_case = WD__REPLY__BODY_RESUMED;
 	reply.resumed = &resumed;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
@@ -161,7 +130,7 @@ void rpc_reply_event(struct peer *p, const struct rpc_reply_event *event)
 	}
 	reply.body_case = WD__REPLY__BODY_EVENT;
 	reply.event = &e;
-	reply_send(p, 0, &reply, NULL, 0);
+	rpc_packet_send(p, 0, &reply, NULL, 0);
 }
 
 /* One packet: CHECK_MAX_DIFFERENCES rows of at most some 100 bytes. */
@@ -190,7 +159,7 @@ void rpc_reply_verified(
 	verified.differences = at;
 	reply.body_case = WD__REPLY__BODY_VERIFIED;
 	reply.verified = &verified;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 /* ---- Welcome ---- */
@@ -260,7 +229,7 @@ void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s)
 	}
 	reply.body_case = WD__REPLY__BODY_WELCOME;
 	reply.welcome = &welcome;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 /* ---- Acquired ---- */
@@ -344,7 +313,7 @@ void rpc_reply_acquired(struct peer *p, uint64_t request, uint64_t generation,
 		acquired.more = at < e->n_allocs;
 		reply.body_case = WD__REPLY__BODY_ACQUIRED;
 		reply.acquired = &acquired;
-		reply_send(p, request, &reply, fds, n_fds);
+		rpc_packet_send(p, request, &reply, fds, n_fds);
 	}
 }
 
@@ -372,7 +341,7 @@ void rpc_reply_described(
 	reply.body_case = WD__REPLY__BODY_ACQUIRED;
 	reply.acquired = &acquired;
 	if (acquired.allocations && fd >= 0)
-		data = reply_pack(p, request, &reply, 1, &n_bytes);
+		data = rpc_packet_pack(p, request, &reply, 1, &n_bytes);
 	else
 		peer_break(p, "%s", "out of memory or descriptors");
 	if (data)
@@ -602,7 +571,7 @@ void rpc_reply_models(struct peer *p, uint64_t request, struct service *s)
 				models.models[i]->generations[k]->path = (char *)"";
 	reply.body_case = WD__REPLY__BODY_MODELS;
 	reply.models = &models;
-	reply_send(p, request, &reply, NULL, 0);
+	rpc_packet_send(p, request, &reply, NULL, 0);
 }
 
 static Wd__WorkerReport *reply_make_report(struct reply_arena *a, const struct peer *p)
@@ -680,7 +649,7 @@ static void reply_status_flush(struct reply_status *r, bool more)
 	r->status->more = more;
 	reply.body_case = WD__REPLY__BODY_STATUS;
 	reply.status = r->status;
-	reply_send(r->peer, r->request, &reply, NULL, 0);
+	rpc_packet_send(r->peer, r->request, &reply, NULL, 0);
 	Wd__Model **models = r->status->models;
 	Wd__Peer **peers = r->status->peers;
 	wd__status__init(r->status);

@@ -57,6 +57,7 @@ enum rpc_reply_event_kind { /* Event.Kind of weightd.proto */
 	RPC_REPLY_CORRUPT,
 	RPC_REPLY_EXPELLED,
 	RPC_REPLY_IDENTIFIED,
+	RPC_REPLY_PREFIXES,
 };
 
 /* Strings are borrowed for the call; NULL is empty. */

@@ -15,9 +15,11 @@
 #include "weightd/admission.h"
 #include "weightd/leave.h"
 #include "weightd/peer.h"
+#include "weightd/publish.h"
 #include "weightd/registry.h"
 #include "weightd/restart.h"
 #include "weightd/resume.h"
+#include "weightd/rpc-prefix.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc-scan.h"
 #include "weightd/service.h"
@@ -331,6 +333,43 @@ static int rpc_resume(const struct rpc_call *call, struct err *ret_err)
 	return resume_handle(call->service, call->peer, &params, call->fds, ret_err);
 }
 
+static int rpc_publish(const struct rpc_call *call, struct err *ret_err)
+{
+	return rpc_prefix_publish(call->service, call->peer, call->request->id,
+		call->request->publish, call->fds, ret_err);
+}
+
+static int rpc_list_prefixes(const struct rpc_call *call, struct err *ret_err)
+{
+	return rpc_prefix_list(call->service, call->peer, call->request->id,
+		call->request->list_prefixes, ret_err);
+}
+
+static int rpc_take_prefix(const struct rpc_call *call, struct err *ret_err)
+{
+	return rpc_prefix_take(call->service, call->peer, call->request->id,
+		call->request->take_prefix->id, ret_err);
+}
+
+static int rpc_drop_prefix(const struct rpc_call *call, struct err *ret_err)
+{
+	int rc = publish_drop(call->service, call->peer, call->request->drop_prefix->id, ret_err);
+
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, 0);
+	return rc;
+}
+
+static int rpc_remove_prefix(const struct rpc_call *call, struct err *ret_err)
+{
+	int rc = publish_remove(
+		call->service, call->peer, call->request->remove_prefix->id, ret_err);
+
+	if (rc == 0)
+		rpc_reply_done(call->peer, call->request->id, 0);
+	return rc;
+}
+
 static const struct {
 	rpc_fn fn;
 	const char *name;
@@ -351,6 +390,11 @@ static const struct {
 	[WD__REQUEST__BODY_RESERVE] = {rpc_reserve, "Reserve", false, false},
 	[WD__REQUEST__BODY_VERIFY] = {rpc_verify, "Verify", false, true},
 	[WD__REQUEST__BODY_RESUME] = {rpc_resume, "Resume", true, false},
+	[WD__REQUEST__BODY_PUBLISH] = {rpc_publish, "Publish", true, false},
+	[WD__REQUEST__BODY_LIST_PREFIXES] = {rpc_list_prefixes, "ListPrefixes", false, false},
+	[WD__REQUEST__BODY_TAKE_PREFIX] = {rpc_take_prefix, "TakePrefix", false, false},
+	[WD__REQUEST__BODY_DROP_PREFIX] = {rpc_drop_prefix, "DropPrefix", false, false},
+	[WD__REQUEST__BODY_REMOVE_PREFIX] = {rpc_remove_prefix, "RemovePrefix", false, false},
 };
 
 /* What breaks the protocol, whatever the request wants. */

@@ -26,6 +26,7 @@ struct service_wait {
 };
 
 struct account;
+struct prefixes;
 struct verify;
 
 /* A device's account and where it belongs. */
@@ -42,6 +43,7 @@ struct service {
 	uint64_t start_ns;
 	bool has_told_refusal;
 	TAILQ_HEAD(, service_wait) waits;
+	struct prefixes *prefixes;                      /* weightd/publish's */
 	struct service_room rooms[SERVICE_MAX_DEVICES]; /* weightd/admission's */
 	TAILQ_HEAD(, verify) verifies;                  /* weightd/verify */
 	uint64_t last_verify;

@@ -15,6 +15,7 @@
 #include "weightd/export.h"
 #include "weightd/leave.h"
 #include "weightd/loader.h"
+#include "weightd/publish.h"
 #include "weightd/restart.h"
 #include "weightd/service-internal.h"
 #include "weightd/shown.h"
@@ -39,6 +40,8 @@ int service_new(const struct service_params *params, struct service **ret_servic
 	s->restart = params->restart;
 	s->start_ns = clock_now_ns();
 	int rc = registry_new(&s->registry);
+	if (rc == 0)
+		rc = publish_init(s);
 	if (rc < 0)
 		return rc;
 	*ret_service = TAKE_PTR(s);
@@ -67,6 +70,7 @@ struct service *service_free(struct service *s)
 	for (uint32_t i = 0; s->registry && i < registry_count(s->registry); i++)
 		service_free_generation(registry_at(s->registry, i)->data);
 	registry_free(s->registry);
+	publish_fini(s);
 	admission_fini(s);
 	free(s);
 	return NULL;
@@ -194,6 +198,7 @@ void service_collect(struct service *s)
 	while (registry_take_freed(s->registry, &g)) {
 		struct service_generation *data = g.data;
 		service_cancel(s, &g);
+		publish_forget(s, g.id);
 		/* Counted once, whatever it is resident for. */
 		uint64_t n_bytes = source_get_staged_bytes(data->source) + data->n_memfd_bytes;
 		n_bytes += service_release_exports(s, g.id, data);
@@ -239,6 +244,7 @@ void service_lose(struct service *s, uint64_t id, const char *why)
 	service_tell_holders(s, id, &event);
 	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
 	registry_lose(s->registry, id);
+	publish_forget(s, id);
 	acquire_wake(s, model, service_say_lost(model, &err), &err);
 	service_collect(s);
 }
@@ -416,7 +422,8 @@ int service_unload(struct service *s, const char *name, uint64_t timeout_ns, str
 
 bool service_has_claims(const struct service *s, const struct peer *p)
 {
-	return registry_count_peer(s->registry, p->id) > 0 || admission_count_grants(s, p) > 0;
+	return registry_count_peer(s->registry, p->id) > 0 || admission_count_grants(s, p) > 0 ||
+	       prefixes_has_any(s->prefixes, p->id);
 }
 
 void service_close(struct service *s, struct peer *p, uint64_t holder)
@@ -435,6 +442,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 					.pid = p->pid});
 	}
 	registry_close(s->registry, p->id, holder, clock_now_ns());
+	publish_close(s, p, holder);
 	service_collect(s);
 	admission_close(s, p, holder); /* what it leased may be evicted for who waits */
 }
@@ -442,6 +450,7 @@ void service_close(struct service *s, struct peer *p, uint64_t holder)
 void service_exit(struct service *s, uint64_t holder)
 {
 	registry_exit(s->registry, holder);
+	publish_exit(s, holder);
 	service_collect(s);
 	admission_exit(s, holder);
 }

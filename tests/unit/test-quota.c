@@ -60,8 +60,8 @@ static void world_init(struct world *w, const char *listen)
 static int take(struct world *w, uint32_t peer, uint32_t model, struct err *e)
 {
 	uint64_t id;
-	int rc = quota_check_lease(
-		w->registry, &w->list, w->holders, &w->peers[peer], w->ids[model], get_bytes, e);
+	int rc = quota_check_lease(w->registry, &w->list, w->holders, NULL, &w->peers[peer],
+		w->ids[model], get_bytes, e);
 
 	if (rc == 0)
 		rc = registry_acquire(w->registry, (char[]){(char)('a' + (int)model), 0},
@@ -123,12 +123,12 @@ static void test_own_hold(void **state)
 	assert_int_equal(take(&w, 1, 1, &e), -EDQUOT);
 	assert_non_null(strstr(e.text, "model b: 1 lease of this socket is in use"));
 	assert_int_equal(take(&w, 1, 0, &e), 0);
-	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
+	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
 	assert_int_equal(u.n_leases, 1);
 	assert_int_equal(u.weights_bytes, 100);
 	/* It lets go of the lease: the hold is charged again, and others have no part in it. */
 	registry_close(w.registry, w.peers[1].id, holder, 1);
-	u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
+	u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
 	assert_int_equal(u.n_leases, 1);
 	w.peers[1].process = 8;
 	assert_int_equal(take(&w, 1, 0, &e), -EDQUOT);
@@ -148,7 +148,7 @@ static void test_bytes(void **state)
 	assert_int_equal(take(&w, 0, 0, &e), 0);
 	assert_int_equal(take(&w, 1, 0, &e), 0); /* the same copy */
 	assert_int_equal(take(&w, 1, 1, &e), 0);
-	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, 1, get_bytes);
+	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
 	assert_int_equal(u.n_leases, 3);
 	assert_int_equal(u.weights_bytes, 130);
 	assert_int_equal(take(&w, 0, 2, &e), -EDQUOT);
@@ -162,29 +162,29 @@ static void test_bytes(void **state)
 	assert_int_equal(take(&w, 0, 2, &e), 0);
 
 	/* 107 of weights; 23 are left for reservations of all its peers. */
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 24, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[0], 24,
+				 get_bytes, &e),
 		-EDQUOT);
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 23, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[0], 23,
+				 get_bytes, &e),
 		0);
 	w.peers[0].reserved_bytes = 20;
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[1], 4, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[1], 4,
+				 get_bytes, &e),
 		-EDQUOT);
-	assert_int_equal(
-		quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[0], 23, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[0], 23,
+				 get_bytes, &e),
 		0);
 	assert_int_equal(take(&w, 1, 1, &e), -EDQUOT);
 	/* Above already, for the limit is not what it was: less may be had, more not. */
 	w.peers[0].reserved_bytes = UINT64_MAX;
-	assert_int_equal(quota_check_reserve(
-				 w.registry, &w.list, w.holders, &w.peers[0], 100, get_bytes, &e),
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[0], 100,
+				 get_bytes, &e),
 		0);
-	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[1],
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[1],
 				 UINT64_MAX, get_bytes, &e),
 		-EDQUOT);
-	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, &w.peers[3],
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[3],
 				 UINT64_MAX, get_bytes, &e),
 		0);
 	registry_free(w.registry);
