@@ -639,7 +639,7 @@ static void refuses_bad_events(void **state)
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	assert_non_null(strstr(e.text, "identity: expected 32 bytes, found 31"));
 	event.identity.len = 0;
-	event.kind = WD__EVENT__KIND__IDENTIFIED + 1;
+	event.kind = (Wd__Event__Kind)99;
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	weights_peer_done(2, 0); /* nobody asked */
