@@ -3,9 +3,12 @@
 #define WEIGHTD_PACE_H
 
 /*
- * Requests a second of one listening socket. What comes faster waits unread in the sockets of those
- * who sent it: they cost nothing meanwhile, and nobody has to handle a refusal. Those who wait have
- * one request a turn, in the order in which they came. Loop thread.
+ * Requests a second of one listening socket, and the loop's time that they take. What comes faster
+ * waits unread in the sockets of those who sent it: they cost nothing meanwhile, and nobody has to
+ * handle a refusal. Those who wait have one request a turn, in the order in which they came; but
+ * those whose last request took long (a Status of many peers does) wait in a line of their own, and
+ * the two lines take turns. So neither another socket nor a peer that asks for little waits for
+ * more than a slice or two, however many ask for much. Loop thread.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,6 +52,13 @@ bool pace_may_go(const struct pace *pace);
 
 /* A packet was read. */
 void pace_take(struct pace *pace);
+
+/*
+ * A packet of the peer is handled between the two. The thread's own time is what counts: that the
+ * machine has other work is no fault of who asks. begin_ns: what pace_begin said.
+ */
+uint64_t pace_begin(void);
+void pace_spend(struct pace *pace, struct peer *p, uint64_t begin_ns);
 
 /* The peer has something to say and waits; the caller does not watch it meanwhile. */
 void pace_park(struct pace *pace, struct peer *p);

@@ -68,6 +68,7 @@ struct peer {
 	const struct access *access; /* what its listening socket allows; NULL: everything */
 	struct pace *pace;           /* of that socket; NULL: none */
 	bool is_parked;              /* waits for its turn there */
+	bool asks_long;              /* the last request took the loop long */
 	struct event *closed_event;  /* while it does */
 	TAILQ_ENTRY(peer) pace_entry;
 	uint64_t reserved_bytes;  /* granted to it, see Reserve in weightd.proto */

@@ -118,6 +118,7 @@ static bool server_read_packet(struct server *s, struct peer *p)
 
 	if (p->is_broken)
 		return false;
+	uint64_t begin_ns = pace_begin();
 	int rc = wire_recv(p->fd, s->packet, &n_bytes, &fds, &err);
 
 	if (rc == WIRE_AGAIN)
@@ -133,6 +134,7 @@ static bool server_read_packet(struct server *s, struct peer *p)
 	if (p->is_greeted && !was_greeted && event_pending(p->read_event, EV_READ, NULL))
 		server_watch_reads(p);
 	restart_save(s->restart);
+	pace_spend(p->pace, p, begin_ns);
 	return !p->is_broken;
 }
 

@@ -12,6 +12,8 @@ enum {
 	STOPPED_STATUS = 9, /* exit of one that was dropped */
 	N_MANY = 880,
 	N_FEW = N_MANY / 4,
+	N_FLOODS = 448,     /* connections of one uid on the one --listen socket, the most */
+	SETTLE_US = 500000, /* until what an attacker made weightd do before it began is over */
 };
 
 static int acquire_both(struct weights_client *c)
@@ -418,6 +420,59 @@ static void test_status_of_many(void **state)
 	site_stop(&s);
 }
 
+/* Status as fast as it goes, on every connection that one uid may have; each has a lease or two. */
+static void flood_from_many(const struct site *s, int tell)
+{
+	static uint8_t data[WIRE_MAX_BYTES];
+	Wd__Request request = WD__REQUEST__INIT;
+	Wd__StatusRequest status = WD__STATUS_REQUEST__INIT;
+	int socks[N_FLOODS], n_asked[N_FLOODS] = {0};
+
+	for (int i = 0; i < N_FLOODS; i++) {
+		struct weights_client *c = connect_client(s);
+		(void)acquire_both(c);
+		socks[i] = weights_client_get_fd(c);
+	}
+	request.id = 1000;
+	request.body_case = WD__REQUEST__BODY_STATUS;
+	request.status = &status;
+	for (;;) {
+		for (int i = 0; i < N_FLOODS; i++) {
+			/* Who does not read is dropped. */
+			while (recv(socks[i], data, sizeof(data), MSG_DONTWAIT) > 0)
+				n_asked[i] = 0;
+			request.id++;
+			size_t n = wd__request__pack(&request, data);
+			for (; n_asked[i] < 4; n_asked[i]++)
+				if (send(socks[i], data, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+					_exit(STOPPED_STATUS);
+		}
+		tell_once(tell);
+	}
+}
+
+static void test_flood_from_many(void **state)
+{
+	struct site s;
+
+	(void)state;
+	listen_start(&s, (const char *const[]){"a,connections=448,uid-connections=448", "b", NULL});
+	struct site a = listen_at(&s, "a");
+	check_served(&s, "b", "nothing else");
+	pid_t pid = attack(&a, flood_from_many);
+	usleep(SETTLE_US);
+	check_served(&s, "b", "a flood of Status on 448 connections");
+	check_served(&s, NULL, "a flood of Status on 448 connections");
+	end_attack(pid);
+	/* The owner's socket has no tenants to be kept from, but others of its group. */
+	pid = attack(&s, flood_from_many);
+	usleep(SETTLE_US);
+	check_served(&s, "b", "the same on the owner's socket");
+	check_served(&s, NULL, "the same on the owner's socket");
+	end_attack(pid);
+	site_stop(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -426,6 +481,7 @@ int main(void)
 		CASE(test_requests),
 		CASE(test_connections),
 		CASE(test_status_of_many),
+		CASE(test_flood_from_many),
 	};
 
 	signal(SIGPIPE, SIG_IGN);
