@@ -134,15 +134,15 @@ void corrupt_found(
 }
 
 void corrupt_returned(struct service *s, uint64_t generation, const struct err *why,
-	const struct err *holders, bool reloads)
+	const struct err *holders, uint64_t clean_ns, bool reloads)
 {
 	const struct registry_generation *g = registry_find(s->registry, generation);
 	char model[REGISTRY_NAME_MAX + 1];
 	struct err err = ERR_NULL;
 
 	snprintf(model, sizeof(model), "%s", g->model);
-	/* When an earlier weightd found it right last is not known: not before this boot. */
-	corrupt_tell(s, g, why->text, holders->text, 0, 0);
+	/* Where it is not known, it may have been at any time of this boot. */
+	corrupt_tell(s, g, why->text, holders->text, 0, clean_ns);
 	if (reloads && !corrupt_reload(s, g, false, &err))
 		log_error("model %s: it is not loaded anew: %s", model, err.text);
 	service_lose(s, generation, why->text);

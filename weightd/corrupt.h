@@ -23,10 +23,10 @@ void corrupt_found(
 
 /*
  * The same for a generation that an earlier weightd loaded, ready or draining, when that is found
- * as it comes back. holders: why, and who may have it, for those who may know. reloads: nothing
- * else takes its place already.
+ * as it comes back. holders: why, and who may have it, for those who may know. clean_ns:
+ * CLOCK_MONOTONIC, when it was right; 0: not known. reloads: nothing else takes its place already.
  */
 void corrupt_returned(struct service *s, uint64_t generation, const struct err *why,
-	const struct err *holders, bool reloads);
+	const struct err *holders, uint64_t clean_ns, bool reloads);
 
 #endif

@@ -48,19 +48,25 @@ static void record_alloc(const struct export_alloc *from, struct state_alloc *to
 		.opaque_inode = from->opaque.fd >= 0 ? from->opaque.inode : 0};
 }
 
+static void record_device(const struct service *s, uint32_t slot, struct state_residency *r)
+{
+	const struct vk_device_info *info;
+
+	r->slot = slot;
+	r->is_foreign = slot == service_get_foreign_slot(s);
+	if (r->is_foreign)
+		return;
+	info = loader_get_info(service_get_params(s)->loaders[slot]);
+	memcpy(r->device_uuid, info->uuid, sizeof(r->device_uuid));
+	memcpy(r->driver_uuid, info->driver_uuid, sizeof(r->driver_uuid));
+}
+
 static int record_residency(
 	const struct service *s, uint32_t slot, const struct export *e, struct state_residency *r)
 {
 	struct stat st;
 
-	r->slot = slot;
-	r->is_foreign = slot == service_get_foreign_slot(s);
-	if (!r->is_foreign) {
-		const struct vk_device_info *info =
-			loader_get_info(service_get_params(s)->loaders[slot]);
-		memcpy(r->device_uuid, info->uuid, sizeof(r->device_uuid));
-		memcpy(r->driver_uuid, info->driver_uuid, sizeof(r->driver_uuid));
-	}
+	record_device(s, slot, r);
 	if (fstat(e->manifest_fd, &st) < 0)
 		return -errno;
 	r->manifest = state_file_from_stat(&st);
@@ -145,7 +151,53 @@ static int record_residencies(
 	return rc;
 }
 
-enum record_kind { RECORD_NOT, RECORD_RESIDENT, RECORD_WARM, RECORD_LOADING };
+/* What its processes have of it, for the next weightd's account and words. */
+static void record_remnant(const struct service *s, const struct service_generation *data,
+	uint32_t slot, struct state_residency *r)
+{
+	const struct export *e = data->residencies[slot].export;
+	struct stat st;
+
+	record_device(s, slot, r);
+	memcpy(r->architecture, data->summary.architecture, sizeof(r->architecture));
+	memcpy(r->format, data->summary.format, sizeof(r->format));
+	r->n_parameters = data->summary.n_parameters;
+	r->n_tensors = data->summary.n_tensors;
+	r->manifest.inode = data->residencies[slot].remnant.manifest_inode;
+	r->n_lost_bytes = data->residencies[slot].remnant.n_device_bytes;
+	r->n_placed_bytes[MANIFEST_PLACEMENT_STAGED] =
+		data->n_memfd_bytes + source_get_staged_bytes(data->source);
+	if (!e)
+		return;
+	if (fstat(e->manifest_fd, &st) == 0)
+		r->manifest.inode = st.st_ino;
+	r->n_lost_bytes += export_count_device_bytes(e);
+}
+
+static int record_lost(
+	const struct service *s, const struct service_generation *data, struct state_generation *g)
+{
+	g->is_draining = true;
+	g->is_corrupt = data->is_corrupt;
+	g->clean_ns = data->clean_ns;
+	g->lost_why = strdup(data->lost_why && data->lost_why[0] ? data->lost_why : "it was lost");
+	g->file = state_file_from_stat(source_get_identity(data->source));
+	for (uint32_t i = 0; i <= service_get_foreign_slot(s); i++)
+		if (data->residencies[i].export || data->residencies[i].remnant.manifest_inode)
+			record_remnant(s, data, i, &g->residencies[g->n_residencies++]);
+	return g->lost_why ? 0 : -ENOMEM;
+}
+
+/* Without a worker that was on a device there is nobody to tell of. */
+static bool record_has_remnant(const struct service_generation *data)
+{
+	for (uint32_t i = 0; i <= SERVICE_MAX_DEVICES; i++)
+		if (data->residencies[i].export || data->residencies[i].remnant.manifest_inode)
+			return data->summary.n_tensors > 0;
+	return false;
+}
+
+enum record_kind { RECORD_NOT, RECORD_RESIDENT, RECORD_WARM, RECORD_LOADING, RECORD_LOST };
 
 /* Of a generation that is filled for the first time, or that nobody may lease, nothing is left; but
  * where another one has left for it, that it was wanted. */
@@ -163,6 +215,9 @@ static enum record_kind record_get_kind(const struct registry_generation *g)
 	case REGISTRY_DRAINING:
 	case REGISTRY_HELD:
 		return !g->is_filling && data->residencies[0].export ? RECORD_RESIDENT : RECORD_NOT;
+	case REGISTRY_LOST:
+		return g->n_leases + g->n_holds > 0 && record_has_remnant(data) ? RECORD_LOST
+										: RECORD_NOT;
 	default: return RECORD_NOT;
 	}
 }
@@ -201,6 +256,8 @@ static int record_generation(
 	g->residencies = calloc(SERVICE_MAX_DEVICES + 1, sizeof(*g->residencies));
 	if (!g->path || !g->residencies)
 		return -ENOMEM;
+	if (kind == RECORD_LOST)
+		return record_lost(s, data, g);
 	if (kind == RECORD_LOADING) {
 		g->is_loading = true;
 		g->file = state_file_from_stat(source_get_identity(data->source));
@@ -278,7 +335,7 @@ void record_visit(const struct service *s, record_fn fn, void *userdata)
 		const struct registry_generation *g = registry_at(registry, i);
 		const struct service_generation *data = g->data;
 		struct stash_name name = {.kind = STASH_FILE, .generation = g->id};
-		if (!record_is_kept(g))
+		if (!record_is_kept(g) || record_get_kind(g) == RECORD_LOST)
 			continue;
 		fn(&name, source_get_fd(data->source), userdata);
 		if (record_get_kind(g) == RECORD_LOADING)

@@ -31,7 +31,7 @@ static bool lost_is_held(const struct restart *r, uint64_t id)
 
 static uint64_t lost_count_device_bytes(const struct state_residency *residency)
 {
-	uint64_t n_bytes = 0;
+	uint64_t n_bytes = residency->n_lost_bytes;
 
 	for (uint32_t i = 0; i < residency->n_allocs; i++)
 		if (residency->allocs[i].handle == EXPORT_OPAQUE_FD ||
@@ -142,13 +142,15 @@ void restart_lose(struct restart *r, struct restart_generation *g, const struct 
 	const struct state_generation *record = &g->adopt->record;
 	char model[REGISTRY_NAME_MAX + 1];
 	uint64_t id = record->id;
-	bool is_corrupt = g->is_corrupt;
+	bool is_corrupt = g->is_corrupt, was_lost = record->lost_why;
+	uint64_t clean_ns = record->clean_ns;
 	struct err err = ERR_NULL, reason = *why, holders = *why;
 
 	strcpy(model, record->model);
 	err_set(&err, ENOENT, "model %s: generation %" PRIu64 " did not survive weightd: %s", model,
 		id, reason.text);
-	log_warn("%s", err.text);
+	if (!was_lost) /* else that is said already */
+		log_warn("%s", err.text);
 	lost_print_absent(r, id, &holders);
 	/* What its source lends goes with that, perhaps. */
 	if (g->has_claim && g->claim_fd < 0)
@@ -165,7 +167,8 @@ void restart_lose(struct restart *r, struct restart_generation *g, const struct 
 	restart_free_generation(r, g);
 	/* After what follows it has begun: who asks in between waits for that. */
 	if (is_entered && is_corrupt)
-		corrupt_returned(r->service, id, &reason, &holders, !is_claimed);
+		corrupt_returned(
+			r->service, id, &reason, &holders, clean_ns, !is_claimed && !was_lost);
 	else if (is_entered)
 		service_lose(r->service, id, reason.text);
 	acquire_wake(r->service, model, -ENOENT, &err);

@@ -171,7 +171,7 @@ static int save_copy_residency(const struct state_residency *from, struct state_
 {
 	*to = *from;
 	to->sums = (struct state_bytes){0};
-	to->allocs = malloc(from->n_allocs * sizeof(*to->allocs));
+	to->allocs = calloc(from->n_allocs + 1, sizeof(*to->allocs));
 	if (!to->allocs)
 		return -ENOMEM;
 	memcpy(to->allocs, from->allocs, from->n_allocs * sizeof(*to->allocs));
@@ -185,10 +185,13 @@ static int save_copy_generation(const struct state_generation *from, struct stat
 
 	*to = *from;
 	to->path = NULL;
+	to->lost_why = NULL;
 	to->staged = to->sums = (struct state_bytes){0};
 	to->residencies = calloc(from->n_residencies + 1, sizeof(*to->residencies));
 	to->path = strdup(from->path);
-	if (!to->residencies || !to->path)
+	if (from->lost_why)
+		to->lost_why = strdup(from->lost_why);
+	if (!to->residencies || !to->path || (from->lost_why && !to->lost_why))
 		return -ENOMEM;
 	rc = state_bytes_set(&to->staged, from->staged.data, from->staged.n_bytes);
 	if (rc == 0)

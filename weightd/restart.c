@@ -418,7 +418,12 @@ static bool restart_step(struct restart *r)
 		if (g->n_importing > 0)
 			continue;
 		bool must_follow = restart_must_follow(r, g);
-		if (restart_is_unwanted(&g->adopt->record)) {
+		if (g->adopt->record.lost_why) {
+			struct err err = ERR_NULL;
+			err_set(&err, EIO, "%s", g->adopt->record.lost_why);
+			g->is_corrupt = g->adopt->record.is_corrupt;
+			restart_lose(r, g, &err);
+		} else if (restart_is_unwanted(&g->adopt->record)) {
 			restart_drop_unwanted(r, g);
 		} else if (g->adopt->record.is_loading) {
 			if (!must_follow)

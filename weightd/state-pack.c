@@ -121,6 +121,7 @@ static void pack_residency(Wdstate__Residency *m, const struct state_residency *
 	m->n_placed_bytes = PLACEMENT_N;
 	m->placed_bytes = (uint64_t *)r->n_placed_bytes;
 	m->sums = pack_bytes(&r->sums);
+	m->lost_bytes = r->n_lost_bytes;
 }
 
 static void pack_generation(Wdstate__Generation *m, const struct state_generation *g)
@@ -138,6 +139,10 @@ static void pack_generation(Wdstate__Generation *m, const struct state_generatio
 	m->warm = g->is_warm;
 	m->loading = g->is_loading;
 	m->replaced = g->is_replaced;
+	if (g->lost_why)
+		m->lost_why = g->lost_why;
+	m->corrupt = g->is_corrupt;
+	m->clean_ns = g->clean_ns;
 	m->sums = pack_bytes(&g->sums);
 }
 

@@ -106,10 +106,17 @@ static int parse_alloc(const Wdstate__Allocation *m, const struct state_generati
 static int parse_allocs(const Wdstate__Residency *m, const struct state_generation *g,
 	struct err *ret_err, struct state_residency *r)
 {
-	if (m->n_allocations == 0 || m->n_allocations > PLACEMENT_MAX_ALLOCS)
-		return err_set(ret_err, EINVAL, "expected 1 to %d allocations, found %zu",
-			PLACEMENT_MAX_ALLOCS, m->n_allocations);
-	r->allocs = calloc(m->n_allocations, sizeof(*r->allocs));
+	uint32_t n_least = g->lost_why ? 0 : 1;
+	uint32_t n_most = g->lost_why ? 0 : PLACEMENT_MAX_ALLOCS;
+
+	if (m->n_allocations < n_least || m->n_allocations > n_most)
+		return err_set(ret_err, EINVAL, "expected %u to %u allocations, found %zu", n_least,
+			n_most, m->n_allocations);
+	if (m->lost_bytes > (g->lost_why ? INT64_MAX : 0))
+		return err_set(ret_err, EINVAL, "lost_bytes: expected none or less, found %llu",
+			(unsigned long long)m->lost_bytes);
+	r->n_lost_bytes = m->lost_bytes;
+	r->allocs = calloc(m->n_allocations + 1, sizeof(*r->allocs));
 	if (!r->allocs)
 		return parse_refuse_memory(ret_err);
 	r->n_allocs = (uint32_t)m->n_allocations;
@@ -226,6 +233,23 @@ static int parse_kind(const Wdstate__Generation *m, struct err *ret_err, struct 
 	return rc < 0 ? rc : parse_bytes(&m->sums, "sums", STATE_MAX_SUMS_BYTES, ret_err, &g->sums);
 }
 
+static int parse_lost(const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
+{
+	if (!m->lost_why[0])
+		return 0;
+	if (!g->is_draining || g->is_replaced || m->memfd ||
+		strlen(m->lost_why) > STATE_MAX_WHY_BYTES)
+		return err_set(ret_err, EINVAL,
+			"lost_why: expected at most %d bytes, of what drains for nothing and has "
+			"no "
+			"memfd",
+			STATE_MAX_WHY_BYTES);
+	g->is_corrupt = m->corrupt;
+	g->clean_ns = m->clean_ns;
+	g->lost_why = strdup(m->lost_why);
+	return g->lost_why ? 0 : parse_refuse_memory(ret_err);
+}
+
 static int parse_generation(
 	const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
 {
@@ -250,6 +274,8 @@ static int parse_generation(
 			"staged: expected a bit for each of %u tensors, found %zu bytes",
 			m->n_tensors, m->staged.len);
 	rc = parse_kind(m, ret_err, g);
+	if (rc == 0)
+		rc = parse_lost(m, ret_err, g);
 	if (rc < 0)
 		return rc;
 	g->path = strdup(m->path);

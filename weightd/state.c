@@ -18,6 +18,7 @@ void state_generation_fini(struct state_generation *g)
 	}
 	free(g->residencies);
 	free(g->path);
+	free(g->lost_why);
 	free(g->staged.data);
 	free(g->sums.data);
 	*g = (struct state_generation){0};

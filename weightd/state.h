@@ -24,6 +24,7 @@ enum {
 	STATE_MAX_TENSORS = 1 << 20,
 	STATE_MAX_SUMS_BYTES = 16 << 20, /* of a residency */
 	STATE_SECRET_BYTES = 32,
+	STATE_MAX_WHY_BYTES = 2048,
 };
 
 struct state_file {
@@ -67,7 +68,8 @@ struct state_residency {
 	uint32_t n_tensors;
 	uint64_t n_unmet_bytes;
 	uint64_t n_placed_bytes[PLACEMENT_N];
-	uint32_t n_allocs; /* at least 1 */
+	uint64_t n_lost_bytes; /* of the device, of a lost generation */
+	uint32_t n_allocs;     /* at least 1; 0 of a lost one */
 	struct state_alloc *allocs;
 	struct state_bytes sums;
 };
@@ -83,6 +85,9 @@ struct state_generation {
 	bool is_warm;
 	/* No residencies and no memfd: a load that had not ended when what it replaces had left. */
 	bool is_loading;
+	char *lost_why;  /* NULL: it is not lost; else it drains too, and the rows have no allocs */
+	bool is_corrupt; /* see service_generation */
+	uint64_t clean_ns;              /* the same */
 	bool is_replaced;               /* it drains for one that took its place, or was to */
 	struct service_summary summary; /* of a warm one */
 	struct state_bytes sums;        /* of a warm one, sums_pack */

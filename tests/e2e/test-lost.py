@@ -118,6 +118,40 @@ def test_watcher_hears_of_it(site):
     way.close()
 
 
+def test_stays_lost(site):
+    """Another restart knows that it was, who has it, and why."""
+    way = Way(site, "keeper", ["--scrub", "0"])
+    way.start()
+    worker, late = site.worker("demo"), site.worker("demo")
+    before = generation(site)
+    rogue = Rogue(site, (TENSOR, 4))
+    late.signal(signal.SIGSTOP)
+    way.kill()
+    way.start()
+    pids = sorted([rogue.pid, late.pid])
+    wait_until(lambda: holds(site, before["id"]) == pids, "holds", 30)
+    n_bytes = weights_bytes(site)
+    way.kill()
+    way.start()
+    wait_until(lambda: holds(site, before["id"]) == pids, "holds after another restart", 30)
+    found = generations(site)
+    lost = found[before["id"]]
+    check_equal((lost["state"], lost["weights_bytes"], lost["architecture"]),
+                ("lost", before["weights_bytes"], before["architecture"]), "the lost one")
+    check_equal({i: g["state"] for i, g in found.items()},
+                {before["id"]: "lost", before["id"] + 1: "ready"}, "generations")
+    check_equal(weights_bytes(site), n_bytes, "the account")
+    late.signal(signal.SIGCONT)
+    wait_until(lambda: f"generation {before['id']} is dropped: tensor {TENSOR}" in late.log(),
+               "the late worker's reaction", 30)
+    for w in worker, late:
+        check_equal(site.ctl("ask", QUESTION, worker=w).out, ANSWER, "an answer")
+    wait_until(lambda: holds(site, before["id"]) == [rogue.pid], "one hold less")
+    rogue.end()
+    wait_until(lambda: set(generations(site)) == {before["id"] + 1}, "the lost one's end")
+    way.close()
+
+
 def check_lacking(site, place):
     """Nobody brought the memory in time: it is lost to weightd, and its workers' all the same."""
     way = Way(site, "workers", ["--place", f"*={place}"])

@@ -39,6 +39,26 @@ static void write_state(const char *name, const struct state *s)
 	free(data);
 }
 
+static void write_lost(void)
+{
+	struct state s;
+
+	state_sample(&s);
+	struct state_generation *g = &s.generations[0];
+	g->lost_why = strdup("tensor a changed");
+	g->is_corrupt = true;
+	g->clean_ns = 77;
+	g->is_replaced = g->has_memfd = false;
+	free(g->staged.data);
+	g->staged = (struct state_bytes){0};
+	for (uint32_t i = 0; i < g->n_residencies; i++) {
+		g->residencies[i].n_allocs = 0;
+		g->residencies[i].n_lost_bytes = 5000;
+	}
+	write_state("lost", &s);
+	state_fini(&s);
+}
+
 int main(int argc, char **argv)
 {
 	struct state s, none = {.last_id = 3};
@@ -55,6 +75,7 @@ int main(int argc, char **argv)
 	s.generations[0].residencies[0].n_allocs = 0;
 	write_state("no-allocations", &s);
 	state_fini(&s);
+	write_lost();
 	write_state("nothing", &none);
 	write_seed("no-protobuf", 0, "\xff\xff\xff", 3);
 	write_seed("empty", 0, "", 0);

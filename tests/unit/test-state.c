@@ -74,6 +74,49 @@ static void comes_back(void **state)
 	free(again);
 }
 
+/* Without descriptors, and with the bytes that processes have. */
+static void keeps_what_is_lost(void **state)
+{
+	struct state s, t = {0};
+	struct err e = ERR_NULL;
+	uint8_t *data = NULL;
+	uint64_t n_bytes;
+
+	(void)state;
+	for (int round = 0; round < 5; round++) {
+		state_sample(&s);
+		struct state_generation *g = &s.generations[0];
+		g->lost_why = strdup(round == 1 ? "" : "tensor a changed");
+		g->is_corrupt = true;
+		g->clean_ns = 77;
+		g->has_memfd = round == 2;
+		g->is_replaced = round == 4;
+		if (!g->has_memfd) {
+			free(g->staged.data);
+			g->staged = (struct state_bytes){0};
+		}
+		for (uint32_t i = 0; i < g->n_residencies && round != 3; i++) {
+			g->residencies[i].n_allocs = 0;
+			g->residencies[i].n_lost_bytes = 5000 + i;
+		}
+		assert_int_equal(state_pack(&s, "boot", &data, &n_bytes), 0);
+		int rc = state_parse(data, n_bytes, "boot", &e, &t);
+		if (rc != (round == 0 ? 0 : -EINVAL))
+			fail_msg("round %d: %d, %s", round, rc, e.text);
+		if (rc == 0) {
+			g = &t.generations[0];
+			assert_string_equal(g->lost_why, "tensor a changed");
+			assert_true(g->is_corrupt && g->is_draining);
+			assert_int_equal(g->clean_ns, 77);
+			assert_int_equal(g->residencies[1].n_lost_bytes, 5001);
+			assert_null(t.generations[1].lost_why);
+		}
+		free(data);
+		state_fini(&s);
+		state_fini(&t);
+	}
+}
+
 static void refuse(const uint8_t *data, uint64_t n_bytes, int code, const char *text)
 {
 	struct state t = {0};
@@ -315,6 +358,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(comes_back),
+		CASE(keeps_what_is_lost),
 		CASE(refuses_damage),
 		CASE(refuses_another_boot),
 		CASE(refuses_what_is_out_of_bounds),
