@@ -359,40 +359,6 @@ static void restart_forget_export(
 			adopt_forget(g->adopt, i);
 }
 
-bool restart_take_result(struct restart *r, uint32_t loader, const struct loader_result *result)
-{
-	struct restart_generation *g = r ? restart_find_generation(r, result->generation) : NULL;
-	uint32_t slot;
-
-	if (!g || g->n_importing == 0)
-		return false;
-	slot = result->is_foreign ? service_get_foreign_slot(r->service) : loader;
-	if (result->kind == LOADER_READY) {
-		g->data->residencies[slot].export = result->export;
-		admission_adopt(r->service, result->generation, slot, g->adopt->record.model,
-			export_count_device_bytes(result->export));
-	} else {
-		log_warn("model %s: generation %" PRIu64 ": %s", g->adopt->record.model,
-			g->adopt->record.id, result->err.text);
-		/* Bytes that are wrong are its end, wherever they are. */
-		if (!g->is_corrupt)
-			g->failure = result->err;
-		g->is_corrupt |= result->code == -EBADMSG;
-		restart_forget_export(r, g, slot);
-		export_free(result->export);
-	}
-	if (--g->n_importing > 0)
-		return true;
-	if (g->data->residencies[0].export && !g->is_corrupt) {
-		restart_finish(r, g);
-		return true;
-	}
-	if (!g->failure.text[0])
-		err_set(&g->failure, ENODATA, "its memory for the first device is missing");
-	restart_lose(r, g, &g->failure);
-	return true;
-}
-
 /* ---- waiting ---- */
 
 /* Memory that is still with processes which did not come back is accounted as theirs. */
@@ -441,6 +407,41 @@ static bool restart_step(struct restart *r)
 	if (TAILQ_EMPTY(&r->coming) && (is_late || r->n_absent == 0) && !r->are_absent_held)
 		restart_hold_absent(r);
 	return !r->are_absent_held;
+}
+
+bool restart_take_result(struct restart *r, uint32_t loader, const struct loader_result *result)
+{
+	struct restart_generation *g = r ? restart_find_generation(r, result->generation) : NULL;
+	uint32_t slot;
+
+	if (!g || g->n_importing == 0)
+		return false;
+	slot = result->is_foreign ? service_get_foreign_slot(r->service) : loader;
+	if (result->kind == LOADER_READY) {
+		g->data->residencies[slot].export = result->export;
+		admission_adopt(r->service, result->generation, slot, g->adopt->record.model,
+			export_count_device_bytes(result->export));
+	} else {
+		log_warn("model %s: generation %" PRIu64 ": %s", g->adopt->record.model,
+			g->adopt->record.id, result->err.text);
+		/* Bytes that are wrong are its end, wherever they are. */
+		if (!g->is_corrupt)
+			g->failure = result->err;
+		g->is_corrupt |= result->code == -EBADMSG;
+		restart_forget_export(r, g, slot);
+		export_free(result->export);
+	}
+	if (--g->n_importing > 0)
+		return true;
+	if (!g->failure.text[0])
+		err_set(&g->failure, ENODATA, "its memory for the first device is missing");
+	if (g->data->residencies[0].export && !g->is_corrupt)
+		restart_finish(r, g);
+	else
+		restart_lose(r, g, &g->failure);
+	/* Others may have waited for what becomes of it. */
+	(void)restart_step(r);
+	return true;
 }
 
 static void restart_on_tick(evutil_socket_t fd, short what, void *userdata)
