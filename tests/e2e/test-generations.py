@@ -445,6 +445,49 @@ def test_hold_after_expulsion_and_close(site):
                 [(os.getpid(), {"demo", "other"})], "holders")
 
 
+def expel_amid(site, args, change, reason):
+    """How an answer ends whose lease does, with another generation of the model there already;
+    change(path): of the file, before that is loaded."""
+    path = make_model(site, "mine", 8)
+    site.weightd({"demo": path}, args)
+    worker = site.worker("demo", ["--ctx", "1024"])
+    n_tokens = worker_socket.count_tokens(worker, 6, 900)
+    undisturbed = worker_socket.Running(worker, n_tokens).finish()[0]
+    running = worker_socket.Running(worker, n_tokens)
+    wait_until(lambda: running.has(1), "a token")
+    site.ctl("unload", "demo", "--timeout", "1")
+    change(path)
+    site.ctl("load", f"demo={path}")
+    found = running.finish()
+    check_equal(found[1], reason, f"how it ended: {found[2]}, {worker.log()}")
+    if reason == worker_socket.LENGTH:
+        check_equal(found[0], undisturbed, "tokens")
+        check("what was under way goes on" in worker.log(), worker.log())
+    else:
+        check("is not known to be the same" in found[2], found[2])
+    site.ctl("complete", "a", "--n-predict", "2", worker=worker)
+    with worker_socket.Connection(worker) as c:
+        check_equal(c.status()[5], 2, "generation of the worker")
+
+
+def test_expelled_answer_goes_on(site):
+    expel_amid(site, [], lambda path: os.utime(path, (1, 1)), worker_socket.LENGTH)
+
+
+def test_expelled_answer_ends(site):
+    expel_amid(site, [], lambda path: make_model(site, "mine", 8, seed=2), worker_socket.FAILED)
+
+
+def test_expelled_answer_of_the_same_file(site):
+    """Without an identity the file has to be what it was."""
+    expel_amid(site, ["--place", "*=pinned"], lambda path: None, worker_socket.LENGTH)
+
+
+def test_expelled_answer_of_a_file_that_moved(site):
+    expel_amid(site, ["--place", "*=pinned"], lambda path: os.utime(path, (1, 1)),
+               worker_socket.FAILED)
+
+
 def waited_seconds(pids):
     """For a processor, of the main threads of the processes: no fault of who waits."""
     total = 0

@@ -9,7 +9,7 @@ import time
 import harness
 from harness import check, check_equal, wait_until
 from restart_way import Way, check_adopted, generation, wait_leases
-from worker_socket import field, fields
+from worker_socket import LENGTH, Connection, Running, count_tokens, field, fields
 
 
 def test_liar(site):
@@ -189,6 +189,76 @@ def test_unload_of_what_does_not_come(site):
     wait_until(lambda: ": ready" in way.daemon.log(), "ready", 10)
     wait_until(lambda: not states(site), "no model")
     check("is ready" not in way.daemon.log(), way.daemon.log())
+    way.close()
+
+
+def forget(site, way):
+    """weightd is killed, and the next one knows nothing of it: ids begin anew."""
+    way.kill()
+    os.unlink(site.weightd_socket + ".state")
+    way.start()
+
+
+def get_status(worker):
+    with Connection(worker) as c:
+        return c.status()
+
+
+def test_refused(site):
+    """A worker whose generation weightd does not know ends what is under way and moves on."""
+    way = Way(site, "workers")
+    way.start()
+    site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    worker = site.worker("demo", ["--park-after", "2"])
+    before = get_status(worker)
+    check_equal(before[5], 2, "generation before")
+    n_tokens = count_tokens(worker, 4, 400)
+    undisturbed = Running(worker, n_tokens).finish()
+    running = Running(worker, n_tokens)
+    wait_until(lambda: running.has(5), "tokens")
+    forget(site, way)
+    wait_until(lambda: "without generation 2" in worker.log(), "the worker hears of it")
+    check(running.finished is None, "the answer was over before")
+    check_equal(running.finish(), undisturbed, "the answer that was under way")
+    # It lets go, of itself: nobody asks it for anything.
+    wait_until(lambda: get_status(worker).get(30), "it has parked")
+    check("generation 2 is let go of" in worker.log(), worker.log())
+    check_equal(get_status(worker).get(19), 1, "connected to weightd")
+    check_equal(generation(site)["n_leases"], 0, "leases")
+    # And comes back to what is there, whatever its number is.
+    check_equal(Running(worker, n_tokens).finish(), undisturbed, "an answer of the next one")
+    after = get_status(worker)
+    check_equal((after[5], after.get(30, 0)), (1, 0), "generation after, parked")
+    check(after[31] != before[31], "of a weightd with another secret")
+    wait_leases(site, [worker.pid])
+    # It parks, returns and moves as any worker does.
+    wait_until(lambda: get_status(worker).get(30), "it parks again")
+    check_equal(Running(worker, 5).finish()[1], LENGTH, "it returns")
+    site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    wait_until(lambda: get_status(worker)[5] == 2, "it moves")
+    way.close()
+
+
+def test_refused_when_idle(site):
+    """Sessions that are open come along, as with a generation that is lost."""
+    way = Way(site, "workers")
+    way.start()
+    worker = site.worker("demo", ["--no-park"])
+    with Connection(worker) as c:
+        session = c.open()
+        c.append_text(session, "The capital of France")
+        first = c.finish(c.generate(session, 4, ignore_eos=True))[0]
+        forget(site, way)
+        wait_until(lambda: "is let go of" in worker.log(), "it lets go")
+        wait_until(lambda: get_status(worker).get(30), "nothing is on the device")
+        more = c.finish(c.generate(session, 4, ignore_eos=True))
+        check_equal(more[2].get(5, 0), 0, "tokens whose KV was there")
+        other = c.open()
+        c.append_text(other, "The capital of France")
+        both = c.finish(c.generate(other, 8, ignore_eos=True))[0]
+        check_equal(first + more[0], both, "tokens of the session")
+    wait_leases(site, [worker.pid])
+    check_equal(generation(site)["origin"], "loaded", "what it has now")
     way.close()
 
 

@@ -11,6 +11,7 @@ import time
 import harness
 from harness import check, check_equal
 from rogue import Rogue
+from worker_socket import LENGTH, Connection, Running, count_tokens
 
 QUESTION = "Which continent is Chile in?"
 ANSWER = "Chile is in South America.\n"
@@ -180,6 +181,58 @@ def test_second_piece(site):
     check_equal([(d["tensor"], d["offset"]) for d in found["differences"]],
                 [(large["name"], at >> 20 << 20)], "what differs")
     rogue.end()
+
+
+def make_untied(site, *args):
+    path = os.path.join(site.dir, "untied.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--bytes", "8M", "--embd", "288",
+                    "--untied", *args], check=True, timeout=120)
+    return path
+
+
+def find_unused(site, ids):
+    """(tensor, offset) of what no step of these tokens reads: the last token's embedding."""
+    tensors = {t["name"]: t for t in site.ctl("--json", "map", "demo").json()["tensors"]}
+    embedding = tensors["token_embd.weight"]
+    check(embedding["ne"][1] - 1 not in ids, "the last token is used")
+    return "token_embd.weight", embedding["n_bytes"] - 4
+
+
+def check_goes_on(site, *args, change=None):
+    """An answer during which somebody writes into the weights has the tokens of one undisturbed."""
+    path = make_untied(site)
+    start(site, *args, path=path)
+    worker = site.worker("demo", ["--ctx", "1024"])
+    n_tokens = count_tokens(worker, 6, 900)
+    undisturbed, reason, _ = Running(worker, n_tokens).finish()
+    check_equal((len(undisturbed), reason), (n_tokens, LENGTH), "tokens of an undisturbed answer")
+    place = find_unused(site, undisturbed)
+    before = generations(site)[1]["identity"]
+    running = Running(worker, n_tokens)
+    harness.wait_until(lambda: running.has(20), "tokens")
+    rogue = Rogue(site, place)
+    if change:
+        change(path)
+    site.ctl("verify", "demo", status=1)
+    found = running.finish()
+    check("what was under way goes on" in worker.log(), worker.log())
+    check_equal(found[1:], (LENGTH, ""), "how it ended")
+    check_equal(found[0], undisturbed, "tokens")
+    with Connection(worker) as c:
+        status = c.status()
+    check_equal(status[5], 2, "generation of the worker")
+    check_equal(status[31].hex(), generations(site)[2]["identity"], "identity of the worker")
+    check_equal(status[31].hex(), before, "identity before")
+    rogue.end()
+    return worker
+
+
+def test_answers_go_on(site):
+    check_goes_on(site)
+
+
+def test_answers_go_on_in_host_memory(site):
+    check_goes_on(site, "--place", "*=staged")
 
 
 def test_text(site):

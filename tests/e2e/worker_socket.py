@@ -3,6 +3,8 @@
 can be sent too."""
 import socket
 import struct
+import threading
+import time
 
 # The numbers of the oneof members of Request and Reply.
 HELLO, OPEN, APPEND, GENERATE, CANCEL, TRUNCATE, CLOSE, TOKENIZE, DETOKENIZE, STATUS = range(2, 12)
@@ -234,3 +236,48 @@ class Connection:
 
     def n_sessions(self):
         return self.status().get(10, 0)
+
+
+class Running(threading.Thread):
+    """A greedy generation of n_predict tokens, taken as they come."""
+
+    def __init__(self, worker, n_predict, prompt="The capital of France"):
+        super().__init__(daemon=True)
+        self.worker, self.n_predict, self.prompt = worker, n_predict, prompt
+        self.ids, self.finished, self.trouble = [], None, None
+        self.start()
+
+    def run(self):
+        try:
+            with Connection(self.worker) as c:
+                session = c.open()
+                c.append_text(session, self.prompt)
+                c.generate(session, self.n_predict, ignore_eos=True)
+                while self.finished is None:
+                    _, kind, answer = c.receive()
+                    if kind == FINISHED:
+                        self.finished = answer
+                    elif kind == TOKEN:
+                        self.ids.append(answer.get(1, 0))
+                    elif kind == ERROR:
+                        raise Refused(answer[2].decode())
+        except Exception as e:  # to be said by the thread that waits
+            self.trouble = e
+
+    def has(self, n_tokens):
+        return len(self.ids) >= n_tokens or self.trouble or self.finished
+
+    def finish(self):
+        """(ids, reason, the text of a failure)."""
+        self.join(RECEIVE_SECONDS)
+        if self.trouble or not self.finished:
+            raise AssertionError(f"the generation: {self.trouble}")
+        return self.ids, self.finished.get(1, 0), self.finished.get(2, b"").decode()
+
+
+def count_tokens(worker, seconds, n_most):
+    """Tokens that take the worker so long, at most n_most: its speed is measured."""
+    Running(worker, 8).finish()  # compiles what there is to compile
+    start = time.monotonic()
+    Running(worker, 40).finish()
+    return max(40, min(n_most, int(seconds * 40 / (time.monotonic() - start))))
