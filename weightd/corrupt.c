@@ -67,21 +67,30 @@ static void corrupt_print_holders(const struct service *s, uint64_t id, struct c
 			n > 0 ? " and " : "; held by ", n_others, n_others > 1 ? "es" : "");
 }
 
-/* Begun, or why not. */
+/* From the file while that is what was loaded; else from what the memfd has of it, which may be
+ * what is damaged: the load finds out. */
 static bool corrupt_reload(struct service *s, const struct registry_generation *g, bool is_in_file,
 	struct err *ret_err)
 {
 	const struct service_generation *data = g->data;
+	struct err why = ERR_NULL;
+	char model[REGISTRY_NAME_MAX + 1];
 
 	if (g->state != REGISTRY_READY) {
 		err_set(ret_err, 0, "%s", "it was not the newest generation");
 		return false;
 	}
-	if (is_in_file) {
-		err_set(ret_err, 0, "%s", "the bytes are those of the model file itself");
+	if (is_in_file)
+		err_set(&why, 0, "%s", "the bytes are those of the model file itself");
+	else if (source_check(data->source, &why) == 0)
+		return service_reload(s, g, ret_err) == 0;
+	snprintf(model, sizeof(model), "%s", g->model);
+	if (service_recover(s, g, ret_err) < 0) {
+		err_prefix(ret_err, "%.200s", why.text);
 		return false;
 	}
-	return source_check(data->source, ret_err) == 0 && service_reload(s, g, ret_err) == 0;
+	log_warn("model %s: %s: it is loaded anew from its copy in host memory", model, why.text);
+	return true;
 }
 
 static uint64_t corrupt_get_clean_ns(const struct service_generation *data, uint32_t slot)

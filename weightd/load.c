@@ -35,7 +35,8 @@ static const uint64_t LOAD_COOL_ALLOC_BYTES = UINT64_MAX >> 1;
 
 struct load {
 	const struct load_params *params;
-	struct gguf *gguf;
+	const struct gguf *gguf;
+	struct gguf *own_gguf; /* NULL: gguf is the source's */
 	struct validate_model model;
 	struct placement *placement;
 	struct export *export;
@@ -46,7 +47,7 @@ static void load_fini(struct load *l)
 {
 	export_free(l->export);
 	placement_free(l->placement);
-	gguf_free(l->gguf);
+	gguf_free(l->own_gguf);
 }
 
 uint32_t load_find_heap(const struct vk_device *d)
@@ -170,8 +171,10 @@ static int load_place(struct load *l, struct placement_limits *limits, struct er
 		if (l->placement->homes[i].home == PLACEMENT_FILE &&
 			source_get_shared_fd(l->params->source) < 0)
 			return err_set(ret_err, EACCES,
-				"file: it was opened for writing and cannot be opened for reading "
-				"alone, which workers would need");
+				source_get_gguf(l->params->source)
+					? "memfd: not all of it has room where a device reads"
+					: "file: it was opened for writing and cannot be opened "
+					  "for reading alone, which workers would need");
 	rc = export_new(l->placement->n_allocs, l->params->source, &l->export);
 	if (rc < 0)
 		return err_set(ret_err, -rc, "weights: out of memory");
@@ -413,6 +416,19 @@ static void load_describe(struct load *l)
 	}
 }
 
+static int load_read(struct load *l, struct err *ret_err)
+{
+	const struct source *source = l->params->source;
+	int rc = 0;
+
+	l->gguf = source_get_gguf(source);
+	if (!l->gguf) {
+		rc = gguf_read(source_get_fd(source), ret_err, &l->own_gguf);
+		l->gguf = l->own_gguf;
+	}
+	return rc == 0 ? validate_model(l->gguf, ret_err, &l->model) : rc;
+}
+
 int load_run(const struct load_params *params, struct err *ret_err, struct export **ret_export,
 	int *ret_refusal, uint64_t *ret_short_bytes)
 {
@@ -427,9 +443,7 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	/* It was read before: another file now is a change, whatever is wrong with it. */
 	rc = params->goal == LOAD_NEW ? 0 : source_check(params->source, ret_err);
 	if (rc == 0)
-		rc = gguf_read(source_get_fd(params->source), ret_err, &l.gguf);
-	if (rc == 0)
-		rc = validate_model(l.gguf, ret_err, &l.model);
+		rc = load_read(&l, ret_err);
 	read_ns = clock_now_ns();
 	if (rc == 0 && params->goal == LOAD_NEW && params->device)
 		load_say_unused(&l);
@@ -440,6 +454,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 	/* A file cannot be sealed: what was read is one state of it only if it did not move. */
 	if (rc == 0)
 		rc = source_check(params->source, ret_err);
+	if (rc == 0 && params->goal == LOAD_COOL)
+		source_keep_gguf(params->source, &l.own_gguf);
 	if (rc || params->goal == LOAD_COOL)
 		return rc;
 	rc = export_share(l.export, l.placement, ret_err);
@@ -457,6 +473,8 @@ int load_run(const struct load_params *params, struct err *ret_err, struct expor
 		  "share",
 		(unsigned long long)params->generation, (double)(read_ns - start_ns) / 1e6,
 		(double)(clock_now_ns() - read_ns) / 1e6);
+	if (load_has_memfd(&l))
+		source_keep_gguf(params->source, &l.own_gguf);
 	*ret_export = TAKE_PTR(l.export);
 	return 0;
 }

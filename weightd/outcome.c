@@ -17,6 +17,7 @@
 #include "weightd/loader.h"
 #include "weightd/restart.h"
 #include "weightd/service-internal.h"
+#include "weightd/source.h"
 #include "weightd/verify.h"
 
 /* The requester's answer: Done or the sentence. */
@@ -205,6 +206,7 @@ static void outcome_on_ready(
 
 	snprintf(model, sizeof(model), "%s", g->model);
 	data->residencies[0].export = r->export;
+	source_end_recovery(data->source);
 	data->is_heating = data->is_second_heat = false;
 	outcome_summarize(data);
 	data->loaded_bytes = r->export->n_placed_bytes[MANIFEST_PLACEMENT_DEVICE] +

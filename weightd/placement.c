@@ -177,6 +177,18 @@ static int placement_init(struct placement *p, const struct gguf *g, struct err 
 	return 0;
 }
 
+int placement_move_to_memfd(struct gguf *g, struct err *ret_err)
+{
+	_cleanup_(placement_cleanup)
+	struct placement *p = calloc(1, sizeof(*p));
+	int rc = p ? placement_init(p, g, ret_err)
+		   : err_set(ret_err, ENOMEM, "placement: out of memory");
+
+	for (uint32_t i = 0; rc == 0 && i < p->n_tensors; i++)
+		g->tensors[i].offset = p->memfd_offset[i];
+	return rc;
+}
+
 int placement_new(const struct gguf *g, const struct placement_limits *limits,
 	const struct policy *policy, struct err *ret_err, uint64_t *ret_short_bytes,
 	struct placement **ret_placement)

@@ -99,6 +99,12 @@ int must_check placement_new(const struct gguf *g, const struct placement_limits
 	const struct policy *policy, struct err *ret_err, uint64_t *ret_short_bytes,
 	struct placement **ret_placement);
 
+/*
+ * The model's tensors lie where memfd_offset says, and no longer where its file has them. Done
+ * again, it changes nothing. -EOVERFLOW, -ENOMEM.
+ */
+int must_check placement_move_to_memfd(struct gguf *g, struct err *ret_err);
+
 /* Accepts NULL; returns NULL. */
 struct placement *placement_free(struct placement *p);
 

@@ -87,6 +87,11 @@ int must_check service_say_lost(const char *model, struct err *ret_err);
 int must_check service_reload(
 	struct service *s, const struct registry_generation *g, struct err *ret_err);
 
+/* The same of what this one has in its memfd, whatever became of the file. Errors of
+ * source_recover too. */
+int must_check service_recover(
+	struct service *s, const struct registry_generation *g, struct err *ret_err);
+
 /* -EAGAIN when the peer waits for too much. */
 int must_check service_check_pending(const struct peer *p, struct err *ret_err);
 

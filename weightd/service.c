@@ -294,48 +294,32 @@ static bool service_may_pin_writable(const struct service *s, const char *name)
 	return false;
 }
 
-static int service_make_generation(struct service *s, const char *name, const char *path, int fd,
-	struct err *ret_err, struct service_generation **ret_data)
+/* Takes source on success. */
+static int service_make_generation(const char *path, struct source *source, struct err *ret_err,
+	struct service_generation **ret_data)
 {
 	struct service_generation *data = calloc(1, sizeof(*data));
-	int rc;
 
-	if (!data)
-		return err_set(ret_err, ENOMEM, "load: out of memory");
-	rc = source_new(
-		fd, service_may_pin_writable(s, name), s->params->account, ret_err, &data->source);
-	if (rc == 0) {
+	if (data)
 		data->path = strdup(path);
-		if (!data->path)
-			rc = err_set(ret_err, ENOMEM, "load: out of memory");
+	if (!data || !data->path) {
+		free(data);
+		return err_set(ret_err, ENOMEM, "load: out of memory");
 	}
-	if (rc < 0) {
-		service_free_generation(data);
-		return rc;
-	}
-	data->file_bytes = source_get_bytes(data->source);
+	data->source = source;
+	data->file_bytes = source_get_bytes(source);
 	data->started_ns = clock_now_ns();
 	*ret_data = data;
 	return 0;
 }
 
-static int service_begin_load(struct service *s, struct peer *p, uint64_t request, const char *name,
-	const char *path, int fd, bool replace, bool is_own, struct err *ret_err)
+/* Takes data. */
+static int service_begin(struct service *s, const char *name, struct service_generation *data,
+	bool replace, struct err *ret_err)
 {
-	struct service_generation *data = NULL;
 	uint64_t id;
-	int rc = p ? service_check_pending(p, ret_err) : 0;
+	int rc = registry_load(s->registry, name, replace, data, ret_err, &id);
 
-	if (rc == 0 && restart_is_awaited(s->restart, name))
-		rc = err_set(ret_err, EBUSY, "model %s: it is on its way back", name);
-	if (rc == 0)
-		rc = service_make_generation(s, name, path, fd, ret_err, &data);
-	if (rc < 0)
-		return rc;
-	data->is_own = is_own;
-	data->peer = p ? p->id : 0;
-	data->request = request;
-	rc = registry_load(s->registry, name, replace, data, ret_err, &id);
 	if (rc < 0) {
 		service_free_generation(data);
 		return rc;
@@ -344,11 +328,35 @@ static int service_begin_load(struct service *s, struct peer *p, uint64_t reques
 	if (rc < 0) {
 		registry_failed(s->registry, id);
 		service_collect(s);
+	}
+	return rc;
+}
+
+static int service_begin_load(struct service *s, struct peer *p, uint64_t request, const char *name,
+	const char *path, int fd, bool replace, bool is_own, struct err *ret_err)
+{
+	struct service_generation *data = NULL;
+	struct source *source = NULL;
+	int rc = p ? service_check_pending(p, ret_err) : 0;
+
+	if (rc == 0 && restart_is_awaited(s->restart, name))
+		rc = err_set(ret_err, EBUSY, "model %s: it is on its way back", name);
+	if (rc == 0)
+		rc = source_new(fd, service_may_pin_writable(s, name), s->params->account, ret_err,
+			&source);
+	if (rc == 0)
+		rc = service_make_generation(path, source, ret_err, &data);
+	if (rc < 0) {
+		source_unref(source);
 		return rc;
 	}
-	if (p)
+	data->is_own = is_own;
+	data->peer = p ? p->id : 0;
+	data->request = request;
+	rc = service_begin(s, name, data, replace, ret_err);
+	if (rc == 0 && p)
 		p->n_pending++;
-	return 0;
+	return rc;
 }
 
 int service_load(struct service *s, struct peer *p, uint64_t request, const char *name,
@@ -380,6 +388,24 @@ int service_reload(struct service *s, const struct registry_generation *g, struc
 	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
 	return service_begin_load(
 		s, NULL, 0, model, data->path, source_get_fd(data->source), true, false, ret_err);
+}
+
+int service_recover(struct service *s, const struct registry_generation *g, struct err *ret_err)
+{
+	const struct service_generation *lost = g->data;
+	char model[REGISTRY_NAME_MAX + 1];
+	struct service_generation *data = NULL;
+	struct source *source = NULL;
+	int rc = source_recover(lost->source, ret_err, &source);
+
+	snprintf(model, sizeof(model), "%s", g->model); /* g may move */
+	if (rc == 0)
+		rc = service_make_generation(lost->path, source, ret_err, &data);
+	if (rc < 0) {
+		source_unref(source);
+		return rc;
+	}
+	return service_begin(s, model, data, true, ret_err);
 }
 
 int service_unload(struct service *s, const char *name, uint64_t timeout_ns, struct err *ret_err,

@@ -13,6 +13,8 @@
 
 #include "proto/util/err.h"
 #include "weightd/copy.h"
+#include "weightd/gguf.h"
+#include "weightd/placement.h"
 #include "weightd/staging.h"
 #include "weightd/sums.h"
 
@@ -25,6 +27,7 @@ struct source {
 	int shared_fd;
 	bool is_writable;
 	bool is_in_memory;
+	bool is_recovered; /* fd is another source's memfd, or -1 when all is loaded */
 	struct stat identity;
 	atomic_uint_fast64_t n_staged_bytes;
 	atomic_uint_fast64_t n_pinned_bytes;
@@ -41,6 +44,7 @@ struct source {
 	/* Under the first mutex. */
 	struct copy copy;
 	struct sums *sums; /* NULL before a load has made them */
+	struct gguf *gguf; /* NULL while nothing is staged */
 };
 
 static void source_cleanup(struct source **s)
@@ -119,6 +123,7 @@ struct source *source_unref(struct source *s)
 		close(s->memfd);
 	copy_fini(&s->copy);
 	sums_free(s->sums);
+	gguf_free(s->gguf);
 	pthread_mutex_destroy(&s->mutex);
 	pthread_mutex_destroy(&s->staged_mutex);
 	free(s->is_staged);
@@ -161,6 +166,10 @@ int source_check(const struct source *s, struct err *ret_err)
 	const struct stat *a = &s->identity;
 	struct stat b;
 
+	if (s->fd < 0)
+		return err_set(ret_err, ESTALE, "%s", "file: weightd does not have it any more");
+	if (s->is_recovered) /* sums judge it */
+		return 0;
 	if (fstat(s->fd, &b) < 0)
 		return err_set(ret_err, errno, "file: fstat: %s", strerror(errno));
 	if (a->st_size != b.st_size)
@@ -275,6 +284,76 @@ int source_adopt(const struct source_remains *remains, struct source_account *ac
 	if (rc == 0)
 		*ret_source = TAKE_PTR(s);
 	return rc;
+}
+
+void source_keep_gguf(struct source *s, struct gguf **g)
+{
+	pthread_mutex_lock(&s->mutex);
+	if (!s->gguf && *g)
+		s->gguf = TAKE_PTR(*g);
+	pthread_mutex_unlock(&s->mutex);
+}
+
+const struct gguf *source_get_gguf(const struct source *s)
+{
+	return s->is_recovered ? s->gguf : NULL;
+}
+
+/* Under the mutex. */
+static bool source_is_recoverable(struct source *s)
+{
+	bool is_whole = s->memfd >= 0 && s->gguf && s->sums && sums_is_complete(s->sums);
+
+	pthread_mutex_lock(&s->staged_mutex);
+	for (uint64_t i = 0; is_whole && i < s->gguf->n_tensors; i++)
+		is_whole = source_is_staged(s, (uint32_t)i);
+	pthread_mutex_unlock(&s->staged_mutex);
+	return is_whole;
+}
+
+/* Under from's mutex. */
+static int source_take_remains(struct source *from, struct source *s, struct err *ret_err)
+{
+	int rc = placement_move_to_memfd(from->gguf, ret_err);
+
+	if (rc == 0)
+		rc = sums_copy(from->sums, &s->sums);
+	if (rc < 0)
+		return rc;
+	s->fd = fcntl(from->memfd, F_DUPFD_CLOEXEC, 0);
+	if (s->fd < 0)
+		return err_set(ret_err, errno, "memfd: %s", strerror(errno));
+	s->gguf = TAKE_PTR(from->gguf);
+	s->identity = from->identity;
+	s->is_in_memory = true;
+	s->is_recovered = true;
+	return 0;
+}
+
+int source_recover(struct source *from, struct err *ret_err, struct source **ret_source)
+{
+	_cleanup_(source_cleanup)
+	struct source *s = source_make(from->account);
+	int rc = 0;
+
+	if (!s)
+		return err_set(ret_err, ENOMEM, "load: out of memory");
+	if (pthread_mutex_trylock(&from->mutex))
+		return err_set(ret_err, EBUSY, "%s", "its memfd is being filled");
+	if (source_is_recoverable(from))
+		rc = source_take_remains(from, s, ret_err);
+	else
+		rc = err_set(ret_err, ENODATA, "%s", "host memory has no copy of all of it");
+	pthread_mutex_unlock(&from->mutex);
+	if (rc == 0)
+		*ret_source = TAKE_PTR(s);
+	return rc;
+}
+
+void source_end_recovery(struct source *s)
+{
+	if (s->is_recovered)
+		cleanup_close(&s->fd);
 }
 
 bool source_is_staged(const struct source *s, uint32_t tensor)

@@ -19,6 +19,7 @@
 #include "proto/util/cleanup.h"
 
 struct err;
+struct gguf;
 struct source;
 struct sums;
 struct stat;
@@ -58,6 +59,19 @@ struct source_remains {
 int must_check source_adopt(const struct source_remains *remains, struct source_account *account,
 	struct err *ret_err, struct source **ret_source);
 
+/*
+ * A source of what `from` has in its memfd, for a generation that takes its place: the memfd is its
+ * file, where every tensor lies says source_get_gguf, and the sums are known already, so that a
+ * load finds out what is not as it was. It has no descriptor that may leave. from gives its gguf
+ * away. -ENODATA: there is no gguf, a tensor is not staged, or has no sum; -EBUSY: a load stages
+ * there. Loop thread.
+ */
+int must_check source_recover(struct source *from, struct err *ret_err, struct source **ret_source);
+
+/* It has been loaded from: its file goes, which costs the memory twice. Only a recovered source's.
+ * Loop thread, no load of it is under way. */
+void source_end_recovery(struct source *s);
+
 struct source *source_ref(struct source *s);
 
 /* Returns NULL, accepts NULL. The last one closes everything. Any thread. */
@@ -85,6 +99,14 @@ uint64_t source_get_bytes(const struct source *s);
  * are imported for writing its time of change moves with them, and only its size is judged.
  */
 int must_check source_check(const struct source *s, struct err *ret_err);
+
+/*
+ * What the file said of the tensors in the memfd, for source_recover. keep: takes *g, once, and
+ * leaves it alone otherwise. get: of a recovered source, where tensors lie in its file; else NULL.
+ * Loader threads.
+ */
+void source_keep_gguf(struct source *s, struct gguf **g);
+const struct gguf *source_get_gguf(const struct source *s);
 
 /*
  * The sums of the generation's tensors, as the first load of it found them, so that what is loaded

@@ -355,6 +355,58 @@ def test_file_changed(site):
     rogue.end()
 
 
+def heat_with_memfd(site):
+    """A worker of a generation that was warm: its memfd, where some tensors stay, has all of them.
+    (weightd, worker, file)"""
+    path = os.path.join(site.dir, "copy.gguf")
+    shutil.copy(harness.MODEL, path)
+    weightd = start(site, "--idle", "1", "--place", f"{SECOND}=staged", path=path)
+    wait_for("it is warm", lambda: generations(site)[1]["state"] == "warm")
+    worker = site.worker("demo", ["--no-park"])
+    check_equal(generations(site)[1]["state"], "ready", "state")
+    return weightd, worker, path
+
+
+def test_file_changed_and_host_memory_has_it(site):
+    weightd, worker, path = heat_with_memfd(site)
+    before = verify_clean(site)
+    identity = generations(site)[1]["identity"]
+    with open(path, "r+b") as f:
+        f.truncate(1000)
+    rogue = Rogue(site, (FIRST, 4))
+    site.ctl("verify", "demo", status=1)
+    check("it is loaded anew from its copy in host memory" in weightd.log(), weightd.log())
+    wait_for("a new generation", lambda: generations(site).get(2, {}).get("state") == "ready")
+    check_equal(generations(site)[2]["identity"], identity, "identity")
+    after = verify_clean(site)
+    check_equal((after["generation"], after["n_bytes"]), (2, before["n_bytes"]), "what there is")
+    check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer")
+    check_equal(site.ctl("ask", QUESTION, worker=site.worker("demo")).out, ANSWER, "another's")
+    rogue.end()
+    wait_for("the lost one's end", lambda: 1 not in generations(site))
+    # Now nothing is left: what the memfd has is one tensor.
+    rogue = Rogue(site, (FIRST, 4))
+    site.ctl("verify", "demo", status=1)
+    check("weightd does not have it any more: host memory has no copy of all of it"
+          in weightd.log(), weightd.log())
+    check_equal(generations(site)[2]["state"], "lost", "state")
+    rogue.end()
+
+
+def test_file_changed_and_host_memory_too(site):
+    """Nothing is loaded that is not what it was."""
+    weightd, worker, path = heat_with_memfd(site)
+    verify_clean(site)
+    os.utime(path, (1, 1))
+    rogue = Rogue(site, (SECOND, 4))
+    site.ctl("verify", "demo", status=1)
+    wait_for("the load's end", lambda: "those that were loaded before" in weightd.log())
+    check(f"tensor {SECOND}: its bytes are not those" in weightd.log(), weightd.log())
+    check_equal({g["state"] for g in generations(site).values()}, {"lost"}, "states")
+    check("was lost" in site.ctl("ask", QUESTION, worker=worker, status=1).err, "a refusal")
+    rogue.end()
+
+
 def test_pinned(site):
     """Sums of a file's own pages are those of the first check."""
     path = os.path.join(site.dir, "copy.gguf")
