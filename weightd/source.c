@@ -461,6 +461,7 @@ void source_drop_staged(struct source *s)
 	int memfd = atomic_exchange(&s->memfd, -1);
 	cleanup_close(&memfd);
 	copy_fini(&s->copy);
+	s->gguf = gguf_free(s->gguf);
 	pthread_mutex_lock(&s->staged_mutex);
 	free(s->is_staged);
 	s->is_staged = NULL;

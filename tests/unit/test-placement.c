@@ -355,6 +355,27 @@ static void test_two_devices(void **state)
 	free(m);
 }
 
+/* A memfd as the file of another load: where tensors lie in it is where they lay before. */
+static void test_memfd_as_a_file(void **state)
+{
+	struct model *m = make_model(5, false);
+	struct err e = ERR_NULL;
+
+	(void)state;
+	struct placement *before = plan(m, &discrete, &no_policy);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(placement_move_to_memfd(&m->gguf, &e), 0);
+		for (uint32_t k = 0; k < before->n_tensors; k++)
+			assert_int_equal(m->tensors[k].offset, before->memfd_offset[k]);
+	}
+	struct placement *after = plan(m, &discrete, &no_policy);
+	assert_memory_equal(before->memfd_offset, after->memfd_offset,
+		before->n_tensors * sizeof(*before->memfd_offset));
+	placement_free(before);
+	placement_free(after);
+	free(m);
+}
+
 /* A heap that is nearly full, or wholly; and devices that are nobody's. */
 static void test_nearly_full(void **state)
 {
@@ -693,6 +714,7 @@ int main(void)
 		CASE(test_small_allocations),
 		CASE(test_unified),
 		CASE(test_two_devices),
+		CASE(test_memfd_as_a_file),
 		CASE(test_nearly_full),
 		CASE(test_reserve_and_host_budget),
 		CASE(test_staged_already),

@@ -12,6 +12,7 @@
 #include "proto/manifest.h"
 #include "tests/vulkan/on-loader.h"
 #include "vk/probe.h"
+#include "weightd/check.h"
 #include "weightd/export.h"
 #include "weightd/loader.h"
 #include "weightd/policy.h"
@@ -193,6 +194,55 @@ static void test_cool_and_heat(void **state)
 	}
 }
 
+/* A generation in place of one whose file is no good: of its memfd, whose bytes have to be right.
+ */
+static void test_recover(void **state)
+{
+	uint8_t identity[IDENTITY_BYTES], again[IDENTITY_BYTES];
+	struct loader *l = start(true);
+	struct source *source = open_source(), *recovered = NULL;
+	struct err err = ERR_NULL;
+
+	(void)state;
+	struct export *e = run_ready(l, source, LOAD_NEW);
+	assert_true(check_get_identity(e->check, identity));
+	assert_int_equal(source_recover(source, &err, &recovered), -ENODATA);
+	assert_int_equal(run(l, source, LOAD_COOL, 0).kind, LOADER_COOL);
+	on_device_check(source_recover(source, &err, &recovered), &err, "recover");
+	loader_release(l, e);
+	source_unref(source);
+	e = run_ready(l, recovered, LOAD_NEW);
+	source_end_recovery(recovered);
+	on_loader_check_contents(e);
+	assert_true(check_get_identity(e->check, again));
+	assert_memory_equal(identity, again, sizeof(identity));
+	assert_int_equal(atomic_load(&account.n_staged_bytes), 0);
+	/* Of that nothing is left to load from. */
+	assert_int_equal(source_get_fd(recovered), -1);
+	assert_int_equal(run(l, recovered, LOAD_COOL, 0).code, -EBADF);
+	loader_release(l, e);
+	source_unref(recovered);
+
+	/* Its bytes are judged by the sums that were known, and only where all were. */
+	source = open_source();
+	assert_int_equal(run(l, source, LOAD_COOL, 0).kind, LOADER_COOL);
+	assert_int_equal(source_recover(source, &err, &recovered), -ENODATA);
+	source_unref(source);
+	source = open_source();
+	e = run_ready(l, source, LOAD_NEW);
+	assert_int_equal(run(l, source, LOAD_COOL, 0).kind, LOADER_COOL);
+	assert_int_equal(pwrite(source_get_memfd(source), "damage", 6, 4000), 6);
+	on_device_check(source_recover(source, &err, &recovered), &err, "recover");
+	struct loader_result r = run(l, recovered, LOAD_NEW, 0);
+	assert_int_equal(r.kind, LOADER_FAILED);
+	assert_int_equal(r.code, -EBADMSG);
+	assert_non_null(strstr(r.err.text, "those that were loaded before"));
+	loader_release(l, e);
+	source_unref(source);
+	source_unref(recovered);
+	loader_free(l);
+}
+
 /* Heated into less: what is staged anyway stays where it is. */
 static void test_heat_into_less(void **state)
 {
@@ -360,6 +410,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_cool_and_heat),
+		CASE(test_recover),
 		CASE(test_heat_into_less),
 		CASE(test_no_room_to_cool),
 		CASE(test_import_refused),
