@@ -15,8 +15,8 @@ struct service;
 
 /*
  * slot: of service_generation.residencies. The new generation comes from the model file while that
- * is what it was; where the file itself holds what differs, or has changed, there is none. Nothing
- * happens for a generation that is gone or lost already.
+ * is what it was; where the file itself holds what differs, or has changed, from the memfd if that
+ * has all of it; else there is none. Nothing happens for a generation that is gone or lost already.
  */
 void corrupt_found(
 	struct service *s, uint64_t generation, uint32_t slot, const struct check_report *report);

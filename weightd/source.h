@@ -95,8 +95,9 @@ bool source_is_in_memory(const struct source *s);
 uint64_t source_get_bytes(const struct source *s);
 
 /*
- * The file is the one that was opened: -ESTALE with what was expected and found. While its pages
- * are imported for writing its time of change moves with them, and only its size is judged.
+ * The file is the one that was opened: -ESTALE with what was expected and found, and where it is
+ * not to be had any more. While its pages are imported for writing its time of change moves with
+ * them, and only its size is judged. A recovered source's is not judged here, but by the sums.
  */
 int must_check source_check(const struct source *s, struct err *ret_err);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "proto/manifest.h"
 #include "proto/util/clock.h"
@@ -330,10 +331,16 @@ static void park_learn_contents(struct engine *e, const struct message_notice *n
 	if (n->generation != e->generation || !(from->has_identity || from->has_file))
 		return;
 	bool is_news = from->has_identity && !e->contents.has_identity;
-	e->contents = *from;
+	/* Each is constant once it is known, whoever has forgotten it. */
+	if (from->has_identity)
+		memcpy(e->contents.identity, from->identity, sizeof(from->identity));
+	if (from->has_file)
+		memcpy(e->contents.file, from->file, sizeof(from->file));
+	e->contents.has_identity |= from->has_identity;
+	e->contents.has_file |= from->has_file;
 	if (!e->stack)
 		return;
-	e->stack->weights->contents = *from;
+	e->stack->weights->contents = e->contents;
 	if (is_news)
 		park_tell_changed(e);
 }

@@ -423,6 +423,18 @@ def test_pinned(site):
     rogue.end()
 
 
+def test_worker_learns_identity(site):
+    """What was not summed when the worker took its lease is told when it is."""
+    start(site, "--place", "*=pinned")
+    with Connection(site.worker("demo")) as c:
+        check(31 not in c.status(), "an identity before every tensor was read")
+        verify_clean(site)
+        wait_for("the identity", lambda: 31 in c.status())
+        check_equal(c.status()[31].hex(), generations(site)[1]["identity"], "identity")
+        verify_clean(site)
+        check_equal(c.status()[31].hex(), generations(site)[1]["identity"], "and once more")
+
+
 def test_identity(site):
     """The same wherever the weights are; another for another file."""
     found = []

@@ -472,6 +472,10 @@ static void test_identified(void **state)
 	assert_true(m->changed.has_identity);
 	assert_int_equal(m->changed.identity[0], 7);
 	message_free(m);
+	/* What it was told before stays, and is no news again. */
+	notice_contents(&b, 1, &known);
+	settle(&b);
+	assert_true(weights[0].contents.has_file && weights[0].contents.has_identity);
 	bench_close(&b);
 }
 
