@@ -76,7 +76,7 @@ def test_device_local_at_every_chunk(site):
     site.weightd({"demo": harness.MODEL})
     expected = None
     for chunk in (64, 128, 256, 512):
-        for heap, layer in ((0, GPU), (2, BAR_FIRST)):
+        for heap, layer in ((0, GPU), (2, BAR_FIRST)) if chunk in (64, 512) else ((0, GPU),):
             what = f"chunk {chunk}, heap {heap}"
             worker = layered_worker(site, layer, LONG + ["--chunk", str(chunk), "--fail-on-spill"])
             expected = expected or complete(site, worker)
@@ -215,46 +215,74 @@ def wait_parked(site, worker):
     wait_until(lambda: worker_status(site, worker)["state"] == "parked", f"{worker.name} parks")
 
 
-def failing_after_park(site):
-    """The number of the first allocation of device memory after a park."""
-    worker = layered_worker(site, GPU, LONG + ["--park-after", "1"])
-    wait_parked(site, worker)
+def failing_after(site, args, disturb):
+    """The number of the first allocation of device memory after disturb(worker)."""
+    worker = layered_worker(site, GPU, args)
     before = sum(line["call"] == "allocate" for line in layer_lines(worker))
-    check_equal(live(worker, 0, 1, 2, 3), [], "memory while parked")
-    check_equal(slices(worker_status(site, worker), "kv", "scratch", "io"), [], "while parked")
-    complete(site, worker)
+    disturb(worker)
     made = [line for line in layer_lines(worker) if line["call"] == "allocate"][before:]
     worker.stop()
     n = next(i for i, line in enumerate(made) if line["type"] == VRAM and "import" not in line)
     return before + n + 1
 
 
-def test_spill_comes_later(site):
-    """When a worker comes back from a park, and its device memory went to others."""
+def check_ends(worker):
+    """By itself, with status 1 and one line."""
+    check_equal(worker.process.wait(harness.STOP_SECONDS), 1, "exit status")
+    check_equal(len(lines_with(worker, "error: ")), 1, worker.log())
+    check(SPILLED + "kv " in lines_with(worker, "error: ")[0], worker.log())
+
+
+def test_spill_after_a_replace(site):
+    """All is made anew for another generation, and device memory went to others meanwhile."""
     site.weightd({"demo": harness.MODEL})
-    layer = dict(GPU, FAIL_ALLOC=str(failing_after_park(site)))
-    worker = layered_worker(site, layer, LONG + ["--park-after", "1"])
+    generations = [1]
+
+    def replace(worker):
+        site.ctl("load", f"demo={harness.MODEL}", "--replace")
+        generations[0] += 1
+        wait_until(lambda: not worker.is_alive() or
+                   worker_status(site, worker)["generation"] == generations[0], "it moves")
+
+    layer = dict(GPU, FAIL_ALLOC=str(failing_after(site, LONG, replace)))
+    worker = layered_worker(site, layer, LONG)
     check_spilled(site, worker, (), 0)
-    wait_parked(site, worker)
     expected = complete(site, worker)
+    replace(worker)
     check_spilled(site, worker, ("kv",), 1)
-    wait_parked(site, worker)
-    check_equal(complete(site, worker), expected, "tokens after the next park")
+    check_equal(complete(site, worker), expected, "tokens after the spill")
+    replace(worker)
     # It has its place again; that it had none is still counted, and not said again.
     r = roles(worker_status(site, worker))["kv"]
     check_equal((r["spilled_bytes"], r["spills"]), (0, 1), f"{r}")
     check_equal(len(lines_with(worker, SPILLED)), 1, worker.log())
+    check_equal(complete(site, worker), expected, "tokens after the next replace")
     worker.stop()
 
-    worker = layered_worker(site, layer, LONG + ["--park-after", "1", "--fail-on-spill"])
-    check_equal(complete(site, worker), expected, "tokens before the park")
+    worker = layered_worker(site, layer, LONG + ["--fail-on-spill"])
+    check_equal(complete(site, worker), expected, "tokens before the spill")
+    site.ctl("load", f"demo={harness.MODEL}", "--replace")
+    check_ends(worker)
+    site.daemons.remove(worker)
+
+
+def test_spill_after_a_park(site):
+    site.weightd({"demo": harness.MODEL})
+    args = LONG + ["--park-after", "1"]
+
+    def park(worker):
+        wait_parked(site, worker)
+        check_equal(live(worker, 0, 1, 2, 3), [], "memory while parked")
+        check_equal(slices(worker_status(site, worker), "kv", "scratch", "io"), [], "parked")
+        complete(site, worker)
+
+    layer = dict(GPU, FAIL_ALLOC=str(failing_after(site, args, park)))
+    worker = layered_worker(site, layer, args + ["--fail-on-spill"])
     wait_parked(site, worker)
     refused = site.ctl("complete", TEXT, "--n-predict", "8", worker=worker, status=1)
     check_equal(len(refused.err.splitlines()), 1, f"{refused}")
     check(SPILLED in refused.err, f"{refused}")
-    check_equal(worker.process.wait(harness.STOP_SECONDS), 1, "exit status")
-    check_equal(len(lines_with(worker, "error: ")), 1, worker.log())
-    check(SPILLED + "kv " in lines_with(worker, "error: ")[0], worker.log())
+    check_ends(worker)
     site.daemons.remove(worker)
 
 
@@ -320,7 +348,7 @@ def test_chunk_after_a_park(site):
     room = n_256 + n_other + MIB - (n_256 - n_64) // 2
     check(room > n_256 + MIB, f"{n_256} and {n_other} leave {room}")
     site.weightd({"demo": harness.MODEL}, ["--device-budget", str(n_weights + room)])
-    worker = site.worker("demo", args + ["--park-after", "1"])
+    worker = site.worker("demo", args + ["--park-after", "3"])
     check_chunk(site, worker, 256, 256, "the default")
     expected = complete(site, worker, "The capital of")
     wait_parked(site, worker)
