@@ -65,6 +65,7 @@ int worker_client_sampling_fill(const struct worker_client_generate *g,
 	m->seed = s->seed;
 	m->has_seed = s->has_seed;
 	ret_generate->sampling = m;
+	ret_generate->n = g->n;
 	ret_generate->logprobs = g->n_logprobs;
 	ret_generate->stop_tokens = (uint32_t *)g->stop_tokens;
 	ret_generate->n_stop_tokens = g->n_stop_tokens;
@@ -77,10 +78,11 @@ static const char *get_text(const ProtobufCBinaryData *b)
 	return b->len > 0 ? (const char *)b->data : "";
 }
 
-int worker_client_sampling_read_token(
-	const Wk__Token *m, struct err *ret_err, struct worker_client_token *ret_token)
+int worker_client_sampling_read_token(const Wk__Token *m, uint32_t n_completions,
+	struct err *ret_err, struct worker_client_token *ret_token)
 {
 	struct worker_client_token t = {
+		.index = m->index,
 		.id = m->id,
 		.text = get_text(&m->text),
 		.n_bytes = (uint32_t)m->text.len,
@@ -88,6 +90,10 @@ int worker_client_sampling_read_token(
 		.n_top = (uint32_t)m->n_top,
 	};
 
+	if (m->index >= n_completions)
+		return err_set(ret_err, EPROTO,
+			"worker: token: index: expected less than %u, found %u", n_completions,
+			m->index);
 	if (m->n_top > WORKER_CLIENT_MAX_LOGPROBS)
 		return err_set(ret_err, EPROTO,
 			"worker: token: expected at most %d likeliest, found %zu",

@@ -28,8 +28,8 @@ int must_check worker_client_sampling_fill(const struct worker_client_generate *
 	struct worker_client_sampling_parts *parts, struct err *ret_err,
 	Wk__Generate *ret_generate);
 
-/* Borrows from m. -EPROTO. */
-int must_check worker_client_sampling_read_token(
-	const Wk__Token *m, struct err *ret_err, struct worker_client_token *ret_token);
+/* Borrows from m, of one of n_completions. -EPROTO. */
+int must_check worker_client_sampling_read_token(const Wk__Token *m, uint32_t n_completions,
+	struct err *ret_err, struct worker_client_token *ret_token);
 
 #endif

@@ -395,29 +395,52 @@ static int must_check worker_client_read_finished(
 	return r;
 }
 
+/* The end of one of n_completions; *is_finished says of each whether it has ended. */
+static int must_check worker_client_take_finished(const Wk__Finished *m, uint32_t n_completions,
+	bool *is_finished, struct err *ret_err, struct worker_client_finished *ret_finished)
+{
+	if (m->index >= n_completions || is_finished[m->index])
+		return err_set(ret_err, EPROTO,
+			"worker: finished: index: expected one of %u, each once, found %u",
+			n_completions, m->index);
+	is_finished[m->index] = true;
+	return worker_client_read_finished(m, ret_err, &ret_finished[m->index]);
+}
+
 int worker_client_generate(struct worker_client *c, uint64_t session,
 	const struct worker_client_generate *g, worker_client_token_fn fn, void *userdata,
 	struct err *ret_err, struct worker_client_finished *ret_finished)
 {
+	bool is_finished[WORKER_CLIENT_MAX_COMPLETIONS] = {false};
+	uint32_t n = g->n ? g->n : 1, n_left = n;
 	bool wanted = true;
 	uint64_t id = 0;
-	int r = worker_client_send_generate(c, session, g, ret_err, &id);
+	int r;
 
-	while (r == 0) {
+	if (n > WORKER_CLIENT_MAX_COMPLETIONS)
+		return err_set(ret_err, EINVAL,
+			"generate: expected at most %d completions, found %u",
+			WORKER_CLIENT_MAX_COMPLETIONS, n);
+	r = worker_client_send_generate(c, session, g, ret_err, &id);
+	while (r == 0 && n_left) {
 		_cleanup_(worker_link_free_reply)
 		Wk__Reply *reply = NULL;
+		struct worker_client_token token;
 
 		r = worker_link_recv(&c->link, id, WORKER_LINK_FOREVER, ret_err, &reply);
 		if (r < 0)
 			return r;
-		if (reply->body_case == WK__REPLY__BODY_FINISHED)
-			return worker_client_read_finished(reply->finished, ret_err, ret_finished);
+		if (reply->body_case == WK__REPLY__BODY_FINISHED) {
+			r = worker_client_take_finished(
+				reply->finished, n, is_finished, ret_err, ret_finished);
+			n_left--;
+			continue;
+		}
 		if (reply->body_case != WK__REPLY__BODY_TOKEN)
 			return err_set(ret_err, EPROTO,
 				"worker: generate: expected a token, found body %d",
 				(int)reply->body_case);
-		struct worker_client_token token;
-		r = worker_client_sampling_read_token(reply->token, ret_err, &token);
+		r = worker_client_sampling_read_token(reply->token, n, ret_err, &token);
 		if (r == 0 && wanted && !fn(&token, userdata)) {
 			wanted = false;
 			r = worker_link_send_cancel(&c->link, session, ret_err);

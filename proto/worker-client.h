@@ -115,6 +115,7 @@ struct worker_client_generate {
 	const uint32_t *stop_tokens;
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none */
+	uint32_t n;          /* completions; 0: one */
 	bool ignore_eos;
 	bool context_shift; /* see proto/workerd.proto */
 	uint32_t n_keep;
@@ -141,7 +142,7 @@ struct worker_client_finished {
 	uint64_t seed;
 };
 
-enum { WORKER_CLIENT_MAX_LOGPROBS = 20 };
+enum { WORKER_CLIENT_MAX_LOGPROBS = 20, WORKER_CLIENT_MAX_COMPLETIONS = 8 };
 
 struct worker_client_logprob {
 	uint32_t id;
@@ -152,6 +153,7 @@ struct worker_client_logprob {
 
 /* See Token in workerd.proto. */
 struct worker_client_token {
+	uint32_t index; /* of the completion, below worker_client_generate.n */
 	uint32_t id;
 	const char *text; /* never NULL */
 	uint32_t n_bytes;
@@ -166,7 +168,10 @@ struct worker_client_token {
  */
 typedef bool (*worker_client_token_fn)(const struct worker_client_token *token, void *userdata);
 
-/* Streams tokens into fn until Finished. At most 16 stops. */
+/*
+ * Streams tokens into fn until every completion is finished; ret_finished: [n], by index. At most
+ * 16 stops and WORKER_CLIENT_MAX_COMPLETIONS.
+ */
 int must_check worker_client_generate(struct worker_client *c, uint64_t session,
 	const struct worker_client_generate *g, worker_client_token_fn fn, void *userdata,
 	struct err *ret_err, struct worker_client_finished *ret_finished);

@@ -11,8 +11,8 @@ static int ask(const struct options *o, struct worker_client *c, struct err *ret
 {
 	_cleanup_(cleanup_free)
 	char *text = NULL;
-	_cleanup_(generation_fini)
-	struct generation g = {0};
+	_cleanup_(generation_list_fini)
+	struct generation_list list = {0};
 	struct worker_client_message message = {.role = "user"};
 	uint64_t session;
 	uint32_t n_total;
@@ -24,9 +24,9 @@ static int ask(const struct options *o, struct worker_client *c, struct err *ret
 	if (r == 0)
 		r = worker_client_append_chat(c, session, &message, 1, ret_err, &n_total);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &g);
+		r = generation_run(o, c, session, ret_err, &list);
 	if (r == 0 && o->json)
-		r = output_json(generation_json(&g));
+		r = output_json(generation_list_json(&list));
 	return r;
 }
 

@@ -47,8 +47,8 @@ static int add(struct conversation *talk, const char *role, const char *content,
 static int answer(const struct options *o, struct worker_client *c, uint64_t session,
 	struct conversation *talk, struct err *ret_err)
 {
-	_cleanup_(generation_fini)
-	struct generation g = {0};
+	_cleanup_(generation_list_fini)
+	struct generation_list list = {0};
 	uint32_t n_total;
 	int r = worker_client_truncate(c, session, 0, ret_err);
 
@@ -56,9 +56,9 @@ static int answer(const struct options *o, struct worker_client *c, uint64_t ses
 		r = worker_client_append_chat(
 			c, session, talk->messages, talk->n, ret_err, &n_total);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &g);
+		r = generation_run(o, c, session, ret_err, &list);
 	if (r == 0)
-		r = add(talk, "assistant", g.text, g.n_bytes);
+		r = add(talk, "assistant", list.rows[0].text, list.rows[0].n_bytes);
 	return r;
 }
 
@@ -102,6 +102,10 @@ int chat_run(const struct options *o, struct err *ret_err)
 
 	if (o->json) {
 		(void)err_set(ret_err, EINVAL, "chat: a conversation has no --json; use ask");
+		return COMMANDS_USAGE;
+	}
+	if (o->n > 1) {
+		(void)err_set(ret_err, EINVAL, "chat: a turn has one answer, not -n %u", o->n);
 		return COMMANDS_USAGE;
 	}
 	int r = worker_client_new(o->worker, ret_err, &c);

@@ -11,8 +11,8 @@ static int complete(const struct options *o, struct worker_client *c, struct err
 {
 	_cleanup_(cleanup_free)
 	char *text = NULL;
-	_cleanup_(generation_fini)
-	struct generation g = {0};
+	_cleanup_(generation_list_fini)
+	struct generation_list list = {0};
 	uint64_t session;
 	uint32_t n_bytes, n_total;
 	int r = input_read(o->args[0], ret_err, &text, &n_bytes);
@@ -23,9 +23,9 @@ static int complete(const struct options *o, struct worker_client *c, struct err
 	if (r == 0)
 		r = worker_client_append_text(c, session, text, n_bytes, true, ret_err, &n_total);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &g);
+		r = generation_run(o, c, session, ret_err, &list);
 	if (r == 0 && o->json)
-		r = output_json(generation_json(&g));
+		r = output_json(generation_list_json(&list));
 	return r;
 }
 

@@ -12,17 +12,23 @@
 #include "weightctl/output.h"
 
 struct sink {
-	struct generation *generation;
+	struct generation_list *list;
 	bool prints;
 	int result; /* of what stopped it, or 0 */
 };
 
-void generation_fini(struct generation *g)
+static void fini(struct generation *g)
 {
 	free(g->text);
 	free(g->ids);
 	json_decref(g->logprobs);
-	*g = (struct generation){0};
+}
+
+void generation_list_fini(struct generation_list *list)
+{
+	for (uint32_t i = 0; i < list->n; i++)
+		fini(&list->rows[i]);
+	*list = (struct generation_list){0};
 }
 
 /* Room for n more elements behind n_used. */
@@ -72,7 +78,7 @@ static int add_logprobs(struct generation *g, const struct worker_client_token *
 static bool take_token(const struct worker_client_token *token, void *userdata)
 {
 	struct sink *sink = userdata;
-	struct generation *g = sink->generation;
+	struct generation *g = &sink->list->rows[token->index];
 	uint32_t n_bytes = token->n_bytes;
 
 	sink->result = grow((void **)&g->ids, g->n_ids, 1, sizeof(*g->ids), &g->n_ids_room);
@@ -122,8 +128,30 @@ static int read_constraint(const struct options *o, struct err *ret_err, char **
 	return r;
 }
 
+static int judge(const struct worker_client_finished *f, struct err *ret_err)
+{
+	switch (f->reason) {
+	case WORKER_CLIENT_STOP:
+	case WORKER_CLIENT_LENGTH: return 0;
+	case WORKER_CLIENT_CANCELLED:
+		return err_set(ret_err, ECANCELED, "the worker cancelled the generation");
+	default: return err_set(ret_err, EIO, "%s", f->text);
+	}
+}
+
+static void print_list(const struct generation_list *list)
+{
+	for (uint32_t i = 0; i < list->n; i++) {
+		if (i)
+			putchar('\n');
+		if (list->rows[i].n_bytes)
+			fwrite(list->rows[i].text, 1, list->rows[i].n_bytes, stdout);
+		putchar('\n');
+	}
+}
+
 int generation_run(const struct options *o, struct worker_client *c, uint64_t session,
-	struct err *ret_err, struct generation *ret_generation)
+	struct err *ret_err, struct generation_list *ret_list)
 {
 	struct worker_client_generate g = {
 		.n_predict = o->n_predict,
@@ -133,32 +161,34 @@ int generation_run(const struct options *o, struct worker_client *c, uint64_t se
 		.n_logprobs = o->n_logprobs,
 		.context_shift = o->context_shift,
 		.n_keep = o->n_keep,
+		.n = o->n,
 	};
-	struct sink sink = {.generation = ret_generation, .prints = !o->json};
+	struct worker_client_finished finished[WORKER_CLIENT_MAX_COMPLETIONS];
+	struct sink sink = {.list = ret_list, .prints = !o->json && o->n == 1};
 	_cleanup_(cleanup_free)
 	char *constraint = NULL;
 	int r = read_constraint(o, ret_err, &constraint, &g);
 
 	if (r < 0)
 		return r;
-	r = worker_client_generate(
-		c, session, &g, take_token, &sink, ret_err, &ret_generation->finished);
-	if (!o->json && (r == 0 || ret_generation->n_bytes))
+	ret_list->n = o->n;
+	r = worker_client_generate(c, session, &g, take_token, &sink, ret_err, finished);
+	if (sink.prints && (r == 0 || ret_list->rows[0].n_bytes))
 		putchar('\n');
 	if (r < 0)
 		return r;
 	if (sink.result < 0)
 		return sink.result;
+	if (!o->json && o->n > 1)
+		print_list(ret_list);
 	if (output_flush(ret_err) < 0)
 		return -EIO;
-	tell_full_context(o, c, &ret_generation->finished);
-	switch (ret_generation->finished.reason) {
-	case WORKER_CLIENT_STOP:
-	case WORKER_CLIENT_LENGTH: return 0;
-	case WORKER_CLIENT_CANCELLED:
-		return err_set(ret_err, ECANCELED, "the worker cancelled the generation");
-	default: return err_set(ret_err, EIO, "%s", ret_generation->finished.text);
+	for (uint32_t i = 0; i < o->n && r == 0; i++) {
+		ret_list->rows[i].finished = finished[i];
+		tell_full_context(o, c, &finished[i]);
+		r = judge(&finished[i], ret_err);
 	}
+	return r;
 }
 
 static double rate(uint64_t n_tokens, uint64_t ns)
@@ -185,4 +215,20 @@ json_t *generation_json(const struct generation *g)
 		(double)f->generate_ns / 1e6, "prompt_tokens_per_second",
 		rate(n_computed, f->prompt_ns), "generate_tokens_per_second",
 		rate(n_behind_first, f->generate_ns), "logprobs", g->logprobs);
+}
+
+json_t *generation_list_json(const struct generation_list *list)
+{
+	json_t *rows;
+
+	if (list->n == 1)
+		return generation_json(&list->rows[0]);
+	rows = json_array();
+	for (uint32_t i = 0; rows && i < list->n; i++) {
+		if (json_array_append_new(rows, generation_json(&list->rows[i])) < 0) {
+			json_decref(rows);
+			return NULL;
+		}
+	}
+	return json_pack("{s:o}", "completions", rows);
 }

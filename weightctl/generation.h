@@ -4,7 +4,7 @@
 
 /*
  * One run of a session's model: its text goes to stdout as it comes, or is kept for one JSON
- * object.
+ * object. Several completions are printed when all are there.
  */
 #include <stdint.h>
 
@@ -26,17 +26,26 @@ struct generation {
 	struct worker_client_finished finished;
 };
 
-void generation_fini(struct generation *g);
+/* Zero is empty. */
+struct generation_list {
+	struct generation rows[WORKER_CLIENT_MAX_COMPLETIONS]; /* [n] */
+	uint32_t n;
+};
+
+void generation_list_fini(struct generation_list *list);
 
 /*
- * Generates into *ret_generation (empty before). Without --json prints every piece and at the end a
- * line break. A context that is full is told on stderr. -ECANCELED, -EIO with ret_err when the
- * worker gave up.
+ * Generates o->n completions into *ret_list (empty before). Without --json prints every piece and
+ * at the end a line break; several completions with an empty line between. A context that is full
+ * is told on stderr. -ECANCELED, -EIO with ret_err when the worker gave up.
  */
 int must_check generation_run(const struct options *o, struct worker_client *c, uint64_t session,
-	struct err *ret_err, struct generation *ret_generation);
+	struct err *ret_err, struct generation_list *ret_list);
 
 /* The object of --json, the caller's reference. NULL: no memory. */
 json_t *generation_json(const struct generation *g);
+
+/* The same of one; of several an object with their array, "completions". */
+json_t *generation_list_json(const struct generation_list *list);
 
 #endif

@@ -195,6 +195,15 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	}
 }
 
+static int set_n(struct options *o, const char *text, struct err *e)
+{
+	if (number_parse_u32(text, &o->n) == 0 && o->n && o->n <= WORKER_CLIENT_MAX_COMPLETIONS)
+		return 0;
+	(void)err_set(e, EINVAL, "-n: expected a whole number from 1 to %d, found %s",
+		WORKER_CLIENT_MAX_COMPLETIONS, text);
+	return OPTIONS_USAGE;
+}
+
 static void add_argument(struct options *o, char *text)
 {
 	if (o->command)
@@ -210,10 +219,15 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 	opterr = 0;
 	optind = 0; /* glibc: begin anew, so that a test may parse twice */
 	/* "-": arguments come as option 1 in their place, whatever POSIXLY_CORRECT says. */
-	while ((id = getopt_long(argc, argv, "-:h", long_options, &index)) != -1) {
+	while ((id = getopt_long(argc, argv, "-:hn:", long_options, &index)) != -1) {
 		switch (id) {
 		case 1: add_argument(o, optarg); break;
 		case 'h': o->help = true; break;
+		case 'n':
+			r = set_n(o, optarg, ret_err);
+			if (r)
+				return r;
+			break;
 		case ':':
 			(void)err_set(ret_err, EINVAL, "%s: expected a value", argv[optind - 1]);
 			return OPTIONS_USAGE;
@@ -242,7 +256,7 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 
 int options_parse(int argc, char **argv, struct err *ret_err, struct options *ret_options)
 {
-	struct options o = {.args = calloc((size_t)argc + 1, sizeof(*o.args))};
+	struct options o = {.args = calloc((size_t)argc + 1, sizeof(*o.args)), .n = 1};
 
 	if (!o.args)
 		return -ENOMEM;

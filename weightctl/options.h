@@ -34,6 +34,7 @@ struct options {
 	uint32_t *stop_tokens;             /* [n_stop_tokens], owned */
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none; only with json */
+	uint32_t n;          /* completions */
 	const char *command; /* NULL: none was given */
 	char **args;         /* [n_args], what stood behind the command; the array is owned */
 	uint32_t n_args;

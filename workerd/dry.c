@@ -28,7 +28,8 @@ struct dry {
 	uint32_t *longest; /* [n_vocab] repetition that a token would prolong; 0 between calls */
 	/* What breakers were looked for in: history[0..n_seen), the end of whose text is tail. */
 	uint64_t n_seen;
-	uint64_t n_broken; /* history[0..n_broken) ends with the newest breaker */
+	uint32_t last_seen; /* history[n_seen - 1] */
+	uint64_t n_broken;  /* history[0..n_broken) ends with the newest breaker */
 	bool is_last_byte[256];
 	uint32_t n_tail;
 	char tail[TAIL_BYTES];
@@ -129,7 +130,8 @@ static bool add_byte(struct dry *d, char byte)
 /* Looks for breakers in what is new of the history. */
 static void find_breakers(struct dry *d, const uint32_t *history, uint64_t n_history)
 {
-	if (n_history < d->n_seen) {
+	/* Tokens went out of its middle: a full context was shifted. */
+	if (n_history < d->n_seen || (d->n_seen && history[d->n_seen - 1] != d->last_seen)) {
 		d->n_seen = d->n_broken = 0;
 		d->n_tail = 0;
 	}
@@ -143,6 +145,7 @@ static void find_breakers(struct dry *d, const uint32_t *history, uint64_t n_his
 			is_broken |= add_byte(d, bytes[i]);
 		if (is_broken)
 			d->n_broken = d->n_seen + 1;
+		d->last_seen = history[d->n_seen];
 	}
 }
 

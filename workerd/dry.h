@@ -57,8 +57,9 @@ int must_check dry_new(const struct dry_params *params, uint32_t n_vocab, uint32
 struct dry *dry_free(struct dry *d);
 
 /*
- * Lowers logits, [n_vocab]. history: oldest first; a call with more tokens begins as the last one
- * did. Penalties are finite, 1e30 at most. No allocation.
+ * Lowers logits, [n_vocab]. history: oldest first. Where it has the last token of the call before
+ * in the same place, all before that is taken to be the same; else the breakers are looked for
+ * anew. Penalties are finite, 1e30 at most. No allocation.
  */
 void dry_apply(struct dry *d, const uint32_t *history, uint64_t n_history, float *logits);
 

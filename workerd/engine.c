@@ -153,6 +153,7 @@ static void engine_send_token(void *userdata, const struct message *generate, ui
 
 		m->token = (struct message_token){
 			.session = generate->generate.session,
+			.index = generate->generate.finished.index,
 			.id = token,
 			.n_bytes = n_bytes,
 			.bytes = text,

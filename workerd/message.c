@@ -30,18 +30,25 @@ struct message *message_new_for(
 	return m;
 }
 
+static void message_free_generate(struct message_generate *g)
+{
+	for (uint32_t i = 0; i < g->n_branches; i++)
+		message_free(g->branches[i]);
+	free(g->branches);
+	free(g->stops);
+	free(g->biases);
+	free(g->breakers);
+	grammar_free(g->grammar);
+}
+
 struct message *message_free(struct message *m)
 {
 	if (!m)
 		return NULL;
 	if (m->kind == MESSAGE_APPEND)
 		free(m->append.chat);
-	if (m->kind == MESSAGE_GENERATE) {
-		free(m->generate.stops);
-		free(m->generate.biases);
-		free(m->generate.breakers);
-		grammar_free(m->generate.grammar);
-	}
+	if (m->kind == MESSAGE_GENERATE)
+		message_free_generate(&m->generate);
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);
 	if (m->kind == MESSAGE_MANIFEST)
@@ -55,6 +62,46 @@ struct message *message_free(struct message *m)
 		m->free_owner(m->owner);
 	free(m);
 	return NULL;
+}
+
+int message_make_branches(struct message *generate)
+{
+	struct message_generate *g = &generate->generate;
+
+	if (g->n_completions <= 1)
+		return 0;
+	g->branches = calloc(g->n_completions - 1, sizeof(struct message *));
+	if (!g->branches)
+		return -ENOMEM;
+	for (uint32_t i = 1; i < g->n_completions; i++) {
+		struct message *m = message_new_for(MESSAGE_FINISHED, generate, 0);
+
+		if (!m)
+			return -ENOMEM; /* those that there are go with the message */
+		m->arrived_ns = generate->arrived_ns;
+		m->generate = *g;
+		m->generate.branches = NULL;
+		m->generate.n_branches = 0;
+		m->generate.origin = generate;
+		m->generate.sampling.seed += i;
+		m->generate.finished.index = i;
+		g->branches[g->n_branches++] = m;
+	}
+	return 0;
+}
+
+void message_swap_outcomes(struct message *a, struct message *b)
+{
+	struct message_finished finished = a->generate.finished;
+	struct err *error = a->error;
+	int code = a->code;
+
+	a->generate.finished = b->generate.finished;
+	a->error = b->error;
+	a->code = b->code;
+	b->generate.finished = finished;
+	b->error = error;
+	b->code = code;
 }
 
 void message_refuse(struct message *m, int code, const struct err *e)

@@ -11,7 +11,8 @@
  * and carries its answer on the way back: whoever handles it fills the answer members, or
  * message_refuse says why not. Every request comes back exactly once. Beside that the engine sends
  * MESSAGE_TOKEN for each token of a generation, and MESSAGE_STARTED when one was taken on: the
- * MESSAGE_GENERATE itself comes back when it is finished.
+ * MESSAGE_GENERATE itself comes back when it is finished. Where it asks for several completions, a
+ * MESSAGE_FINISHED tells the end of each but the last one to end.
  *
  * One thread at a time holds a message; a queue hands it over.
  */
@@ -59,6 +60,7 @@ enum message_kind {
 	/* from the engine */
 	MESSAGE_STARTED,
 	MESSAGE_TOKEN,
+	MESSAGE_FINISHED,
 	MESSAGE_CHANGED, /* it has parked, or has a stack again */
 	MESSAGE_FAILED,  /* the engine cannot go on; error says why; comes before its STOP */
 };
@@ -82,7 +84,12 @@ struct message_append {
 	uint32_t n_total; /* answer */
 };
 
-enum { MESSAGE_MAX_STOPS = 16, MESSAGE_MAX_STOP_BYTES = 256, MESSAGE_MAX_STOP_TOKENS = 16 };
+enum {
+	MESSAGE_MAX_STOPS = 16,
+	MESSAGE_MAX_STOP_BYTES = 256,
+	MESSAGE_MAX_STOP_TOKENS = 16,
+	MESSAGE_MAX_COMPLETIONS = 8,
+};
 
 struct message_stop {
 	const char *bytes;
@@ -105,6 +112,7 @@ struct message_finished {
 	uint64_t prompt_ns;
 	uint64_t generate_ns;
 	uint64_t seed;
+	uint32_t index; /* of the completion */
 };
 
 struct message_generate {
@@ -127,6 +135,11 @@ struct message_generate {
 	uint64_t n_constraint_bytes;
 	bool is_schema;
 	struct grammar *grammar; /* of constraint, by the text thread; the message's reference */
+	uint32_t n_completions;  /* 0: one */
+	/* [n_branches] MESSAGE_FINISHED of completions that have not begun, the message's */
+	struct message **branches;
+	uint32_t n_branches;
+	const struct message *origin;     /* of a MESSAGE_FINISHED: whose lists it borrows */
 	struct message_finished finished; /* answer; error has the text of FAILED */
 };
 
@@ -158,6 +171,7 @@ struct message_logprob {
 
 struct message_token {
 	uint64_t session;
+	uint32_t index; /* of the completion */
 	uint32_t id;
 	uint32_t n_bytes;
 	const char *bytes;                 /* behind the message itself */
@@ -241,8 +255,8 @@ struct message {
 		} fork;
 		struct message_archive archive; /* SAVE, RESTORE */
 		struct message_append append;
-		struct message_generate generate;
-		struct message_text text; /* TOKENIZE, DETOKENIZE */
+		struct message_generate generate; /* GENERATE, FINISHED */
+		struct message_text text;         /* TOKENIZE, DETOKENIZE */
 		struct message_token token;
 		struct message_notice notice;
 		struct message_manifest manifest;
@@ -267,6 +281,12 @@ struct message *message_new_for(
 	enum message_kind kind, const struct message *request, uint32_t n_extra);
 
 struct message *message_free(struct message *m);
+
+/* MESSAGE_FINISHED for each completion of a MESSAGE_GENERATE behind its first. -ENOMEM. */
+int must_check message_make_branches(struct message *generate);
+
+/* Exchanges how the generations of two messages went, errors included. */
+void message_swap_outcomes(struct message *a, struct message *b);
 
 /* code is -errno; e's text (may be empty: the errno's own) is copied. */
 void message_refuse(struct message *m, int code, const struct err *e);

@@ -84,6 +84,10 @@ int rpc_sampling_decode(
 	if (g->n_stop_tokens > MESSAGE_MAX_STOP_TOKENS)
 		return err_set(ret_err, EINVAL, "stop_tokens: expected at most %d, found %zu",
 			MESSAGE_MAX_STOP_TOKENS, g->n_stop_tokens);
+	if (g->n > MESSAGE_MAX_COMPLETIONS)
+		return err_set(ret_err, EINVAL, "n: expected at most %d, found %u",
+			MESSAGE_MAX_COMPLETIONS, g->n);
+	ret_generate->n_completions = g->n;
 	ret_generate->n_logprobs = g->logprobs;
 	ret_generate->stop_tokens = g->stop_tokens;
 	ret_generate->n_stop_tokens = (uint32_t)g->n_stop_tokens;
@@ -101,6 +105,7 @@ void rpc_sampling_fill_token(
 		rows[i].text.len = t->top[i].n_bytes;
 		list[i] = &rows[i];
 	}
+	ret_token->index = t->index;
 	ret_token->logprob = t->logprob;
 	ret_token->top = list;
 	ret_token->n_top = t->n_top;

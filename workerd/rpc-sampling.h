@@ -13,11 +13,12 @@ struct err;
 struct message_generate;
 struct message_token;
 
-/* Sampling, stop_tokens and logprobs; borrows from g. -EINVAL with the figures, -ENOMEM. */
+/* Sampling, n, stop_tokens and logprobs; borrows from g. -EINVAL with the figures, -ENOMEM. */
 int must_check rpc_sampling_decode(
 	const Wk__Generate *g, struct message_generate *ret_generate, struct err *ret_err);
 
-/* logprob and top; rows and list have room for LOGPROB_MAX_TOP, and the token points there. */
+/* index, logprob and top; rows and list have room for LOGPROB_MAX_TOP, and the token points there.
+ */
 void rpc_sampling_fill_token(
 	const struct message_token *t, Wk__Logprob *rows, Wk__Logprob **list, Wk__Token *ret_token);
 

@@ -461,6 +461,7 @@ static int rpc_encode_finished(
 	finished.prompt_ns = f->prompt_ns;
 	finished.generate_ns = f->generate_ns;
 	finished.seed = f->seed;
+	finished.index = f->index;
 	reply->body_case = WK__REPLY__BODY_FINISHED;
 	reply->finished = &finished;
 	return rpc_pack(reply, ret_data, ret_n_bytes);
@@ -552,7 +553,8 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	case MESSAGE_HELLO: return rpc_encode_welcome(worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_STATUS: return rpc_encode_status(m, worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
-	case MESSAGE_GENERATE: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_GENERATE:
+	case MESSAGE_FINISHED: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_TOKEN: return rpc_encode_token(m, &reply, ret_data, ret_n_bytes);
 	default: return rpc_encode_small(m, &reply, ret_data, ret_n_bytes);
 	}
@@ -561,7 +563,8 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 int rpc_encode(const struct message *m, const struct rpc_worker *worker, uint8_t **ret_data,
 	uint32_t *ret_n_bytes)
 {
-	bool is_finished = m->kind == MESSAGE_GENERATE && m->generate.finished.reason;
+	bool is_finished = m->kind == MESSAGE_FINISHED ||
+			   (m->kind == MESSAGE_GENERATE && m->generate.finished.reason);
 	int r;
 
 	if (m->code && !is_finished)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "workerd/scheduler.h"
+#include "workerd/scheduler-internal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -12,21 +12,8 @@
 #include "workerd/logprob.h"
 #include "workerd/message.h"
 #include "workerd/sampler.h"
+#include "workerd/scheduler-branch.h"
 #include "workerd/session.h"
-
-struct scheduler {
-	struct scheduler_params params;
-	struct scheduler_backend backend;
-	struct scheduler_counters counters;
-	bool is_detached;
-	uint64_t last_session;    /* id given last */
-	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
-	struct session *sessions; /* [n_sessions] */
-	/* The step that is being made. */
-	uint32_t *n_take;      /* [n_sessions] rows of each session */
-	struct plan_row *rows; /* [n_rows] */
-	uint32_t *want;        /* [n_sessions] */
-};
 
 int scheduler_new(const struct scheduler_params *params, const struct scheduler_backend *backend,
 	struct scheduler **ret_scheduler)
@@ -72,7 +59,7 @@ static int scheduler_find(struct scheduler *s, uint64_t client, uint64_t id, str
 		struct session *session = &s->sessions[i];
 
 		if (session->state != SESSION_CLOSED && session->id == id &&
-			session->client == client) {
+			session->client == client && !session->parent) {
 			*ret_session = session;
 			return 0;
 		}
@@ -86,18 +73,18 @@ static void scheduler_close_slot(struct scheduler *s, uint32_t slot)
 		s->backend.close(s->backend.userdata, slot);
 }
 
-static int scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope,
-	struct err *ret_err, struct session **ret_session)
+int scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope, struct err *ret_err,
+	struct session **ret_session)
 {
 	struct session *session = s->sessions;
 	uint32_t slot = 0;
 	int r = 0;
 
-	if (!s->is_detached)
-		r = s->backend.open(s->backend.userdata, ret_err, &slot);
-	else if (s->counters.n_sessions == s->params.n_sessions)
+	if (s->counters.n_sessions + s->n_promised >= s->params.n_sessions)
 		r = err_set(ret_err, EAGAIN, "sessions: all %" PRIu32 " are open",
 			s->params.n_sessions);
+	else if (!s->is_detached)
+		r = s->backend.open(s->backend.userdata, ret_err, &slot);
 	if (r)
 		return r;
 	while (session->state != SESSION_CLOSED) {
@@ -128,27 +115,54 @@ int scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope, struct 
 	return r;
 }
 
-static void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
+void scheduler_close_session(struct scheduler *s, struct session *session)
 {
-	s->backend.finished(s->backend.userdata, session_finish(session, reason));
+	scheduler_close_slot(s, session->slot);
+	session_close(session);
+	s->counters.n_sessions--;
 }
 
-static void scheduler_finish_failed(
+/* code 0: not failed. */
+static void scheduler_finish_as(struct scheduler *s, struct session *session, uint32_t reason,
+	int code, const struct err *e)
+{
+	struct message *m = session_finish(session, reason);
+
+	if (code)
+		message_refuse(m, code, e);
+	if (session->parent)
+		scheduler_close_session(s, session);
+	scheduler_branch_send(s, m);
+}
+
+static void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
+{
+	scheduler_finish_as(s, session, reason, 0, NULL);
+}
+
+void scheduler_finish_failed(
 	struct scheduler *s, struct session *session, int code, const struct err *e)
 {
-	struct message *m = session_finish(session, MESSAGE_REASON_FAILED);
+	scheduler_finish_as(s, session, MESSAGE_REASON_FAILED, code, e);
+}
 
-	message_refuse(m, code, e);
-	s->backend.finished(s->backend.userdata, m);
+/* The generation on a session, with all completions. */
+static void scheduler_stop_session(struct scheduler *s, struct session *session)
+{
+	uint64_t id = session->id;
+
+	if (session->state == SESSION_GENERATING)
+		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state == SESSION_GENERATING && s->sessions[i].parent == id)
+			scheduler_finish(s, &s->sessions[i], MESSAGE_REASON_CANCELLED);
 }
 
 static void scheduler_end(struct scheduler *s, struct session *session)
 {
-	if (session->state == SESSION_GENERATING)
-		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
-	scheduler_close_slot(s, session->slot);
-	session_close(session);
-	s->counters.n_sessions--;
+	scheduler_stop_session(s, session);
+	if (session->state != SESSION_CLOSED)
+		scheduler_close_session(s, session);
 }
 
 int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
@@ -317,13 +331,18 @@ int scheduler_generate(struct scheduler *s, struct message *generate, struct err
 	if (!r)
 		scheduler_adopt(s, session);
 	if (!r)
+		r = scheduler_branch_promise(s, generate, ret_err);
+	if (!r)
 		r = session_start(session, generate, s->params.n_vocab, s->params.max_text_bytes,
 			&text, ret_err);
 	/* The last token is computed again, into a page that may not be this session's alone. */
-	if (r || s->is_detached)
-		return r;
-	s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
-	return scheduler_admit(s, session, ret_err);
+	if (!r && !s->is_detached) {
+		s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
+		r = scheduler_admit(s, session, ret_err);
+	}
+	if (!r)
+		s->n_promised += generate->generate.n_branches;
+	return r;
 }
 
 int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct err *ret_err)
@@ -331,8 +350,8 @@ int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct e
 	struct session *session = NULL;
 	int r = scheduler_find(s, client, id, ret_err, &session);
 
-	if (!r && session->state == SESSION_GENERATING)
-		scheduler_finish(s, session, MESSAGE_REASON_CANCELLED);
+	if (!r)
+		scheduler_stop_session(s, session);
 	return r;
 }
 
@@ -543,7 +562,7 @@ static void scheduler_finish_unpicked(struct scheduler *s, struct session *sessi
 	scheduler_finish_failed(s, session, code, &e);
 }
 
-static void scheduler_pick(struct scheduler *s, struct session *session, const float *logits)
+void scheduler_pick(struct scheduler *s, struct session *session, const float *logits)
 {
 	const struct message *m = session->generate;
 	const char *bytes = NULL;
@@ -587,7 +606,7 @@ static void scheduler_pick(struct scheduler *s, struct session *session, const f
 }
 
 /* The rows are computed: their sessions move on, and those that wanted logits get a token. */
-static void scheduler_advance(struct scheduler *s, const float *logits)
+static int scheduler_advance(struct scheduler *s, const float *logits, struct err *ret_err)
 {
 	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
 		struct session *session = &s->sessions[i];
@@ -602,9 +621,13 @@ static void scheduler_advance(struct scheduler *s, const float *logits)
 		scheduler_publish(s, session);
 		if (session_get_n_due(session))
 			continue;
+		int r = scheduler_branch_start(s, session, logits, ret_err);
+		if (r)
+			return r;
 		scheduler_pick(s, session, logits);
 		logits += s->params.n_vocab;
 	}
+	return 0;
 }
 
 int scheduler_step(struct scheduler *s, struct err *ret_err)
@@ -623,8 +646,7 @@ int scheduler_step(struct scheduler *s, struct err *ret_err)
 		s->backend.userdata, s->rows, n_rows, s->want, n_want, ret_err, &logits);
 	if (r)
 		return r;
-	scheduler_advance(s, logits);
-	return 0;
+	return scheduler_advance(s, logits, ret_err);
 }
 
 const struct scheduler_counters *scheduler_get_counters(const struct scheduler *s)

@@ -48,7 +48,10 @@ struct scheduler_backend {
 	 */
 	void (*token)(void *userdata, const struct message *generate, uint32_t token,
 		const char *bytes, uint32_t n_bytes, const struct logprob_list *logprobs);
-	/* Takes the MESSAGE_GENERATE with its figures; code and error are set for FAILED. */
+	/*
+	 * Takes the MESSAGE_GENERATE with its figures, or the MESSAGE_FINISHED of a completion
+	 * before the last one to end; code and error are set for FAILED.
+	 */
 	void (*finished)(void *userdata, struct message *generate);
 };
 
@@ -113,12 +116,13 @@ int must_check scheduler_truncate(struct scheduler *s, uint64_t client, uint64_t
 
 /*
  * As session_start, of the client that generate names. -ENOSPC with the figures when there are no
- * pages for what is in the session.
+ * pages for what is in the session. Further completions begin when the prompt has been computed, in
+ * sessions that no request names; -EAGAIN where not so many can be opened.
  */
 int must_check scheduler_generate(
 	struct scheduler *s, struct message *generate, struct err *ret_err);
 
-/* Nothing to cancel is no error. */
+/* With all completions. Nothing to cancel is no error. */
 int must_check scheduler_cancel(
 	struct scheduler *s, uint64_t client, uint64_t session, struct err *ret_err);
 

@@ -86,8 +86,10 @@ int session_fork(
 	if (n_tokens > s->n_ctx)
 		return err_set(ret_err, ENOSPC, "context: %" PRIu32 " tokens, %" PRIu32 " asked",
 			s->n_ctx, n_tokens);
-	/* What a generation that runs holds back is its own. */
-	if (n_tokens == from->n_tokens && from->state == SESSION_IDLE)
+	/* What a generation that runs holds back is its own, once it has a token. */
+	bool has_begun = from->state == SESSION_GENERATING &&
+			 from->generate->generate.finished.generated_tokens;
+	if (n_tokens == from->n_tokens && !has_begun)
 		r = holdback_copy(&from->text, &s->text);
 	if (r)
 		return r;
@@ -215,7 +217,25 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 		.prompt_tokens = s->n_tokens,
 		.cached_tokens = s->n_cached,
 		.seed = g->sampling.seed,
+		.index = g->finished.index,
 	};
+	return 0;
+}
+
+int session_branch(struct session *s, const struct session *from, struct message *generate,
+	uint32_t n_vocab, uint32_t max_piece_bytes, const struct dry_text *text,
+	struct err *ret_err)
+{
+	int r = session_fork(s, from, from->n_tokens, ret_err);
+
+	if (!r)
+		r = session_start(s, generate, n_vocab, max_piece_bytes, text, ret_err);
+	if (r)
+		return r;
+	/* The logits of the last token are there: they are from's. */
+	s->n_cached = s->n_tokens;
+	generate->generate.finished.cached_tokens = s->n_tokens;
+	s->parent = from->id;
 	return 0;
 }
 

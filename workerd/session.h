@@ -40,8 +40,9 @@ struct session {
 	uint32_t n_published; /* of n_cached, those that others may find */
 	uint32_t *tokens;     /* [n_ctx] */
 	struct holdback text;
+	uint64_t parent; /* the session whose Generate it completes too; 0: a client's own */
 	/* of the generation */
-	struct message *generate; /* MESSAGE_GENERATE, the session's until it is finished */
+	struct message *generate; /* or MESSAGE_FINISHED; the session's until it is finished */
 	struct sampler *sampler;
 	struct grammar_cursor *cursor; /* NULL: no grammar */
 	uint64_t first_ns;             /* when the first and the last token were chosen */
@@ -91,6 +92,15 @@ int must_check session_truncate(struct session *s, uint32_t n_tokens, struct err
  */
 int must_check session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 	uint32_t max_piece_bytes, const struct dry_text *text, struct err *ret_err);
+
+/*
+ * A new session becomes another completion of what from, whose prompt is computed, is about to
+ * generate. Its KV is the caller's to share; no token is due. Takes generate on success alone.
+ * Errors as session_start.
+ */
+int must_check session_branch(struct session *s, const struct session *from,
+	struct message *generate, uint32_t n_vocab, uint32_t max_piece_bytes,
+	const struct dry_text *text, struct err *ret_err);
 
 /* Tokens to compute before the next one can be chosen: 1 when decoding, more in a prompt. */
 static inline uint32_t session_get_n_due(const struct session *s)

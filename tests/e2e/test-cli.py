@@ -52,6 +52,8 @@ def test_wrong_usage_is_2(site):
         ("WEIGHTCTL_BIN", "ask", "x", "--n-predict", "1e3x"),
         ("WEIGHTCTL_BIN", "ask", "x", "--logit-bias", "7"),
         ("WEIGHTCTL_BIN", "ask", "x", "--logprobs", "3"),
+        ("WEIGHTCTL_BIN", "ask", "x", "-n", "9"),
+        ("WEIGHTCTL_BIN", "chat", "-n", "2"),
         ("WEIGHTCTL_BIN", "detokenize", "twelve"),
     ]
     for case in cases:
@@ -123,6 +125,23 @@ def test_logprobs_bias_and_stop_tokens(site):
                       "--dry-allowed-length", "1", "--temp", "1", "--seed", "1", "--n-predict",
                       "30", worker=worker).out for _ in range(2)]
     check_equal(drawn[0], drawn[1], "seed 1 under DRY twice")
+
+
+def test_completions(site):
+    site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo", ["--deterministic"])
+    how = ["complete", "The capital of", "--temp", "1.3", "--n-predict", "9", "--seed"]
+    alone = [site.ctl(*how, 20 + i, worker=worker).out for i in range(3)]
+    check(len(set(alone)) > 1, "all seeds give the same: it shows nothing")
+    check_equal(site.ctl(*how, 20, "-n", "3", worker=worker).out, "\n".join(alone), "as text")
+    rows = site.ctl(*how, 20, "-n", "3", "--json", "--logprobs", "1", worker=worker).json()
+    rows = rows["completions"]
+    check_equal([row["text"] + "\n" for row in rows], alone, "as JSON")
+    check_equal([row["seed"] for row in rows], ["20", "21", "22"], "seeds")
+    check_equal([len(row["logprobs"]) for row in rows], [len(row["tokens"]) for row in rows],
+                "log probabilities")
+    one = site.ctl(*how, 20, "-n", "1", "--json", worker=worker).json()
+    check_equal(one["text"] + "\n", alone[0], "-n 1 is as without")
 
 
 def test_tokenize_and_back(site):

@@ -6,8 +6,8 @@ import math
 import harness
 from harness import check, check_equal
 from worker_socket import (
-    DETOKENIZE, ERROR, FINISHED, LENGTH, STOP, TRUNCATE, Connection, Refused, field, fields,
-    packed, repeated, sampling)
+    CANCEL, CANCELLED, DETOKENIZE, DONE, ERROR, FINISHED, LENGTH, STOP, TOKEN, TRUNCATE,
+    Connection, Refused, field, fields, packed, repeated, sampling)
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -15,9 +15,9 @@ N_VOCAB = 4096
 N_BEST = 20
 
 
-def serve(site):
+def serve(site, *args):
     site.weightd({"demo": harness.MODEL})
-    return site.worker("demo", ["--deterministic"])
+    return site.worker("demo", ["--deterministic", *args])
 
 
 def refusal(call, *args, **more):
@@ -61,6 +61,70 @@ class Session:
             top = [fields(t) for t in repeated(body, 4)]
             rows.append((token.get(1, 0), token.get(3),
                          [(t.get(1, 0), t.get(2, 0.0), t.get(3, b"")) for t in top]))
+
+
+    def completions(self, n, n_predict, how, cancel_at=None, more=b""):
+        """{index: ([ids], Finished)} in the order of their ends."""
+        c = self.connection
+        c.call(TRUNCATE, field(1, self.session) + field(2, self.n_prompt))
+        wanted = c.generate(self.session, n_predict, how, more=field(10, n) + more)
+        ids = [[] for _ in range(n)]
+        ended = {}
+        cancel = None
+        while len(ended) < n:
+            id_, kind, reply = c.receive()
+            if id_ == wanted and kind == ERROR:
+                raise Refused(reply[2].decode())
+            if id_ == wanted and kind == FINISHED:
+                check(reply.get(9, 0) not in ended, "an index ended twice")
+                ended[reply.get(9, 0)] = (ids[reply.get(9, 0)], reply)
+            elif id_ == wanted:
+                check(reply.get(5, 0) not in ended, "a token behind Finished")
+                ids[reply.get(5, 0)].append(reply.get(1, 0))
+                if len(ids[0]) == cancel_at and not cancel:
+                    cancel = c.send(CANCEL, field(1, self.session))
+        if cancel:
+            check_equal(c.receive()[:2], (cancel, DONE), "answer to Cancel")
+        return ended
+
+
+def test_completions(site):
+    """Each is what its seed gives alone; the prompt is computed once."""
+    worker = serve(site, "--sessions", "5")
+    with Connection(worker) as c:
+        session = Session(c, [300, 301, 302, 303])
+        alone = [session.run(40, sampling(1.2, 100 + i))[0] for i in range(4)]
+        check(len({tuple(ids) for ids in alone}) > 1, "all seeds give the same: it shows nothing")
+        fresh = Session(c, "Name a country.")
+        computed = c.status().get(16, 0)
+        fresh.completions(3, 1, sampling(1.2, 1))
+        check_equal(c.status().get(16, 0) - computed, fresh.n_prompt, "prompt tokens computed")
+        ended = session.completions(4, 40, sampling(1.2, 100))
+        for i in range(4):
+            ids, finished = ended[i]
+            check_equal(ids, alone[i], f"completion {i}")
+            check_equal((finished[3], finished.get(4, 0), finished[8]),
+                        (session.n_prompt, len(ids), 100 + i), f"figures of {i}")
+        check_equal(c.n_sessions(), 2, "sessions that stay")
+        # The first is what the session goes on with.
+        c.append_ids(session.session, [300])
+        _, _, finished = c.finish(c.generate(session.session, 1))
+        check_equal(finished[3], session.n_prompt + len(alone[0]) + 1, "tokens in the session")
+        text = refusal(session.completions, 5, 1, sampling())
+        check("5 completions take 4 more sessions, 3 of 5 are free" in text, text)
+        check("n: expected at most 8, found 9" in refusal(session.completions, 9, 1, sampling()),
+              "9")
+        ended = session.completions(4, 0, sampling(1.2, 5), 3, field(5, 1))
+        check_equal({f[1] for _, f in ended.values()}, {CANCELLED}, "reasons behind a Cancel")
+        check_equal(c.n_sessions(), 2, "sessions behind a Cancel")
+        # A client that goes amid them leaves nothing.
+        c.call(TRUNCATE, field(1, session.session) + field(2, session.n_prompt))
+        c.generate(session.session, 0, ignore_eos=True, more=field(10, 4))
+        while c.receive()[1] != TOKEN:
+            pass
+    with Connection(worker) as c:
+        harness.wait_until(lambda: c.n_sessions() == 0, "sessions of a client that has gone")
+        check_equal(Session(c, QUESTION).run(0)[1].decode(), ANSWER, "answer")
 
 
 def test_logprobs(site):

@@ -51,8 +51,8 @@ static bool count_token(const struct worker_client_token *token, void *userdata)
 
 static int call(struct worker_client *c, unsigned which, struct err *ret_err)
 {
-	const struct worker_client_generate g = {.n_predict = 4};
-	struct worker_client_finished finished;
+	const struct worker_client_generate g = {.n_predict = 4, .n = 1 + which / 5 % 2};
+	struct worker_client_finished finished[2];
 	struct worker_client_status status;
 	unsigned n_tokens = 0;
 	uint64_t session;
@@ -61,7 +61,7 @@ static int call(struct worker_client *c, unsigned which, struct err *ret_err)
 	int r;
 
 	switch (which % 5) {
-	case 0: return worker_client_generate(c, 2, &g, count_token, &n_tokens, ret_err, &finished);
+	case 0: return worker_client_generate(c, 2, &g, count_token, &n_tokens, ret_err, finished);
 	case 1: return worker_client_status(c, ret_err, &status);
 	case 2:
 		r = worker_client_tokenize(c, "a", 1, false, ret_err, &ids, &n);

@@ -302,6 +302,14 @@ static void write_generate_seeds(void)
 	add_message(&s, 2, WK__REPLY__BODY_TOKEN, &token);
 	add_message(&s, 2, WK__REPLY__BODY_FINISHED, &finished);
 	write_seed("stream", "logprobs", s.data, s.n);
+	s.n = 1;
+	s.data[0] = 5; /* generate two completions */
+	finished.index = token.index = 1;
+	add_message(&s, 2, WK__REPLY__BODY_TOKEN, &token);
+	add_message(&s, 2, WK__REPLY__BODY_FINISHED, &finished);
+	finished.index = 0;
+	add_message(&s, 2, WK__REPLY__BODY_FINISHED, &finished);
+	write_seed("stream", "completions", s.data, s.n);
 	write_seed("stream", "length-0", "\x00\x00\x00\x00\x00", 5);
 	write_seed("stream", "length-2g", "\x00\x00\x00\x00\x80", 5);
 	write_seed("stream", "length-max", "\x00\xff\xff\xff\xff", 5);
@@ -466,6 +474,9 @@ static void write_sampling_seeds(void)
 	breakers[0].len = 0;
 	sampling.n_dry_breakers = 1;
 	write_request("generate-no-breaker", WK__REQUEST__BODY_GENERATE, &generate);
+	generate.n = 9;
+	write_request("generate-9-completions", WK__REQUEST__BODY_GENERATE, &generate);
+	generate.n = 8;
 	generate.logprobs = 21;
 	write_request("generate-21-logprobs", WK__REQUEST__BODY_GENERATE, &generate);
 	generate.logprobs = 0;

@@ -135,6 +135,25 @@ static void test_stays_finite(void **state)
 	dry_free(d);
 }
 
+/* What repeats itself most: comparing every pair of places would take hours. */
+static void test_ends(void **state)
+{
+	enum { N = 1 << 20 };
+	uint32_t *history = calloc(N, sizeof(*history));
+	float logits[N_VOCAB] = {0};
+	const struct dry_params p = {.multiplier = 1, .base = 1, .allowed_length = N - 1};
+	struct dry *d = NULL;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_non_null(history);
+	assert_int_equal(dry_new(&p, N_VOCAB, N, &text, &e, &d), 0);
+	dry_apply(d, history, N, logits);
+	assert_true(logits[0] == -1); /* N - 1 tokens repeat, and no more */
+	dry_free(d);
+	free(history);
+}
+
 static void test_refusals(void **state)
 {
 	static const struct {
@@ -166,6 +185,7 @@ int main(void)
 		CASE(test_random),
 		CASE(test_by_hand),
 		CASE(test_stays_finite),
+		CASE(test_ends),
 		CASE(test_refusals),
 	};
 

@@ -89,6 +89,24 @@ static void expect_refusal(Wk__Generate *g, const char *expected)
 	assert_string_equal(text, expected);
 }
 
+static void expect_sent(const struct message *m)
+{
+	const struct sampler_params *p = &m->generate.sampling;
+
+	assert_int_equal(m->generate.n_logprobs, LOGPROB_MAX_TOP);
+	assert_true(m->generate.is_shifting && m->generate.n_keep == 5);
+	assert_int_equal(m->generate.n_completions, 8);
+	assert_int_equal(m->generate.n_stop_tokens, MESSAGE_MAX_STOP_TOKENS);
+	assert_int_equal(m->generate.stop_tokens[15], 77);
+	assert_true(p->typical_p == 0.5f && p->frequency_penalty == 2 && p->presence_penalty == 3);
+	assert_true(p->dry.multiplier == 4 && p->dry.base == 5 && p->dry.allowed_length == 6 &&
+		    p->dry.last_n == 7 && p->dry.has_breakers);
+	assert_int_equal(p->dry.n_breakers, DRY_MAX_BREAKERS);
+	assert_int_equal(p->dry.breakers[15].n_bytes, 16);
+	assert_int_equal(p->n_biases, SAMPLER_MAX_BIASES);
+	assert_true(p->biases[1023].id == 1023 && p->biases[1023].bias == 511.5f);
+}
+
 /* Counts and lengths are judged; what was sent arrives. */
 static void judges_sampling(void **state)
 {
@@ -112,6 +130,7 @@ static void judges_sampling(void **state)
 	g.logprobs = LOGPROB_MAX_TOP;
 	g.context_shift = true;
 	g.n_keep = 5;
+	g.n = 8;
 	g.n_stop_tokens = MESSAGE_MAX_STOP_TOKENS;
 	g.stop_tokens = ids;
 	ids[15] = 77;
@@ -127,19 +146,8 @@ static void judges_sampling(void **state)
 	sampling.logit_bias = list;
 	sampling.n_logit_bias = SAMPLER_MAX_BIASES;
 	struct message *m = decode(&g, text);
-	const struct sampler_params *p = &m->generate.sampling;
 	assert_string_equal(text, "");
-	assert_int_equal(m->generate.n_logprobs, LOGPROB_MAX_TOP);
-	assert_true(m->generate.is_shifting && m->generate.n_keep == 5);
-	assert_int_equal(m->generate.n_stop_tokens, MESSAGE_MAX_STOP_TOKENS);
-	assert_int_equal(m->generate.stop_tokens[15], 77);
-	assert_true(p->typical_p == 0.5f && p->frequency_penalty == 2 && p->presence_penalty == 3);
-	assert_true(p->dry.multiplier == 4 && p->dry.base == 5 && p->dry.allowed_length == 6 &&
-		    p->dry.last_n == 7 && p->dry.has_breakers);
-	assert_int_equal(p->dry.n_breakers, DRY_MAX_BREAKERS);
-	assert_int_equal(p->dry.breakers[15].n_bytes, 16);
-	assert_int_equal(p->n_biases, SAMPLER_MAX_BIASES);
-	assert_true(p->biases[1023].id == 1023 && p->biases[1023].bias == 511.5f);
+	expect_sent(m);
 	message_free(m);
 
 	sampling.n_logit_bias++;
@@ -163,6 +171,9 @@ static void judges_sampling(void **state)
 	g.logprobs++;
 	expect_refusal(&g, "logprobs: expected at most 20, found 21");
 	g.logprobs = 0;
+	g.n = 9;
+	expect_refusal(&g, "n: expected at most 8, found 9");
+	g.n = 8;
 	g.n_stop_tokens++;
 	expect_refusal(&g, "stop_tokens: expected at most 16, found 17");
 }
@@ -210,13 +221,15 @@ static void encodes_logprobs(void **state)
 	(void)state;
 	assert_non_null(m);
 	m->id = 5;
-	m->token = (struct message_token){.id = 8, .logprob = -1.5f, .n_top = 2, .top = top};
+	m->token = (struct message_token){
+		.index = 3, .id = 8, .logprob = -1.5f, .n_top = 2, .top = top};
 	assert_int_equal(rpc_encode(m, NULL, &data, &n), 0);
 	Wk__Reply *reply =
 		wk__reply__unpack(NULL, n - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
 	assert_non_null(reply);
 	assert_int_equal(reply->body_case, WK__REPLY__BODY_TOKEN);
 	assert_int_equal(reply->token->id, 8);
+	assert_int_equal(reply->token->index, 3);
 	assert_true(reply->token->logprob == -1.5f);
 	assert_int_equal(reply->token->n_top, 2);
 	assert_int_equal(reply->token->top[0]->id, 9);

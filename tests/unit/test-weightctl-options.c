@@ -170,6 +170,7 @@ static void test_sampling(void **state)
 	assert_int_equal(o.n_stop_tokens, 2);
 	assert_int_equal(o.stop_tokens[1], 4);
 	assert_int_equal(o.n_logprobs, 5);
+	assert_int_equal(o.n, 1);
 	options_fini(&o);
 
 	assert_int_equal(PARSE(NULL, &o, "ask", "x", "--typical-p", "0.5", "--frequency-penalty",
@@ -179,6 +180,11 @@ static void test_sampling(void **state)
 	assert_true(o.sampling.typical_p == 0.5f && o.sampling.frequency_penalty == -2);
 	assert_true(o.sampling.presence_penalty == 0.25f && o.sampling.dry_multiplier == 0.8f);
 	assert_true(o.sampling.dry_base == 1.5f && o.sampling.dry_allowed_length == 3);
+	options_fini(&o);
+
+	assert_int_equal(PARSE(NULL, &o, "ask", "-n", "8", "x"), 0);
+	assert_int_equal(o.n, 8);
+	assert_string_equal(o.args[0], "x");
 	options_fini(&o);
 }
 
@@ -214,6 +220,10 @@ static void test_wrong_usage(void **state)
 		{"ask", "--stop-token", "-1"},
 		{"ask", "--logprobs", "3"},
 		{"ask", "--grammar=a", "--json-schema={}"},
+		{"ask", "x", "-n"},
+		{"ask", "x", "-n", "0"},
+		{"ask", "x", "-n", "9"},
+		{"ask", "x", "-n2x"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {

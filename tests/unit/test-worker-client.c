@@ -339,6 +339,21 @@ static void generates(void **state)
 	close_client(c);
 }
 
+static void expect_sampling(void)
+{
+	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
+	const Wk__Sampling *s = r->generate->sampling;
+	assert_true(s->typical_p == 0.25f && s->frequency_penalty == 1 && s->presence_penalty == 2);
+	assert_true(s->dry_multiplier == 3 && s->dry_base == 4);
+	assert_true(s->dry_allowed_length == 5 && s->dry_last_n == 6);
+	assert_true(s->n_dry_breakers == 2 && s->dry_breakers[1].len == 1);
+	assert_true(s->n_logit_bias == 2 && s->logit_bias[0]->id == 5);
+	assert_true(isinf(s->logit_bias[0]->bias) && s->logit_bias[1]->bias == 1.5f);
+	assert_true(r->generate->n_stop_tokens == 2 && r->generate->stop_tokens[1] == 4);
+	assert_int_equal(r->generate->logprobs, 2);
+	wk__request__free_unpacked(r, NULL);
+}
+
 /* What is asked of sampling arrives, and what a token says of it comes back. */
 static void asks_for_logprobs(void **state)
 {
@@ -388,18 +403,7 @@ static void asks_for_logprobs(void **state)
 	assert_int_equal(heard.last.top[0].id, 8);
 	assert_int_equal(heard.last.top[0].n_bytes, 0);
 	assert_int_equal(heard.last.top[1].n_bytes, 2);
-	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
-	const Wk__Sampling *s = r->generate->sampling;
-	assert_true(s->typical_p == 0.25f && s->frequency_penalty == 1 && s->presence_penalty == 2);
-	assert_true(s->dry_multiplier == 3 && s->dry_base == 4);
-	assert_true(s->dry_allowed_length == 5 && s->dry_last_n == 6);
-	assert_true(s->n_dry_breakers == 2 && s->dry_breakers[1].len == 1);
-	assert_true(s->n_logit_bias == 2 && s->logit_bias[0]->id == 5);
-	assert_true(isinf(s->logit_bias[0]->bias) && s->logit_bias[1]->bias == 1.5f);
-	assert_true(r->generate->n_stop_tokens == 2 && r->generate->stop_tokens[1] == 4);
-	assert_int_equal(r->generate->logprobs, 2);
-	wk__request__free_unpacked(r, NULL);
-
+	expect_sampling();
 	/* More than can have been asked for. */
 	t.n_top = ARRAY_SIZE(rows);
 	reply(3, WK__REPLY__BODY_TOKEN, &t);
@@ -407,6 +411,52 @@ static void asks_for_logprobs(void **state)
 	assert_string_equal(e.text, "worker: token: expected at most 20 likeliest, found 21");
 	worker_client_free(c);
 	close(peer);
+}
+
+static void reply_index(bool is_token, uint32_t id, uint32_t index)
+{
+	Wk__Finished f = WK__FINISHED__INIT;
+	Wk__Token t = WK__TOKEN__INIT;
+
+	f.reason = WK__FINISHED__REASON__STOP;
+	t.index = f.index = index;
+	t.id = f.generated_tokens = id;
+	if (is_token)
+		reply(2, WK__REPLY__BODY_TOKEN, &t);
+	else
+		reply(2, WK__REPLY__BODY_FINISHED, &f);
+}
+
+/* Three completions end in any order, each once. */
+static void takes_completions(void **state)
+{
+	const struct worker_client_generate g = {.n = 3}, many = {.n = 9};
+	struct worker_client_finished f[3];
+
+	(void)state;
+	for (int i = 0; i < 5; i++) {
+		struct worker_client *c = open_client();
+		struct heard heard = {0};
+		struct err e = ERR_NULL;
+
+		reply_index(true, 1, i == 1 ? 3 : 2);
+		reply_index(false, 12, 2);
+		reply_index(true, 4, 0);
+		reply_index(false, 10, i == 2 ? 2 : 0);
+		reply_index(false, 11, i == 3 ? 8 : 1);
+		int r = worker_client_generate(c, 11, i == 4 ? &many : &g, hear, &heard, &e, f);
+		assert_int_equal(r, i == 0 ? 0 : i == 4 ? -EINVAL : -EPROTO);
+		for (uint32_t k = 0; k < 3 && i == 0; k++)
+			assert_int_equal(f[k].generated_tokens, 10 + k);
+		if (i == 0) {
+			assert_int_equal(heard.n, 2);
+			Wk__Request *request = take_request(2, WK__REQUEST__BODY_GENERATE);
+			assert_int_equal(request->generate->n, 3);
+			wk__request__free_unpacked(request, NULL);
+		}
+		worker_client_free(c);
+		close(peer);
+	}
 }
 
 /* The Cancel's own answer may come before or after Finished; tokens on their way are dropped. */
@@ -699,6 +749,7 @@ int main(void)
 		CASE(appends),
 		CASE(generates),
 		CASE(asks_for_logprobs),
+		CASE(takes_completions),
 		CASE(cancels),
 		CASE(cancels_others_from_within),
 		CASE(refuses_bad_generations),

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_SCHEDULER_INTERNAL_H
+#define WORKERD_SCHEDULER_INTERNAL_H
+
+/* The scheduler, for workerd/scheduler and workerd/scheduler-branch alone. Engine thread. */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+#include "workerd/scheduler.h"
+
+struct err;
+struct session;
+
+struct scheduler {
+	struct scheduler_params params;
+	struct scheduler_backend backend;
+	struct scheduler_counters counters;
+	bool is_detached;
+	uint64_t last_session;    /* id given last */
+	uint32_t n_promised;      /* sessions that completions which have not begun will open */
+	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
+	struct session *sessions; /* [n_sessions] */
+	/* The step that is being made. */
+	uint32_t *n_take;      /* [n_sessions] rows of each session */
+	struct plan_row *rows; /* [n_rows] */
+	uint32_t *want;        /* [n_sessions] */
+};
+
+/* A new session, which is the client's unless it gets a parent. -EAGAIN, -ENOMEM. */
+int must_check scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope,
+	struct err *ret_err, struct session **ret_session);
+
+/* Of a session that does not generate. */
+void scheduler_close_session(struct scheduler *s, struct session *session);
+
+/* The generation of a session ends as FAILED. */
+void scheduler_finish_failed(
+	struct scheduler *s, struct session *session, int code, const struct err *e);
+
+/* The session's next token out of logits, [n_vocab] f32. */
+void scheduler_pick(struct scheduler *s, struct session *session, const float *logits);
+
+#endif
