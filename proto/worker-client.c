@@ -272,19 +272,34 @@ static int must_check worker_client_append(
 	return r;
 }
 
-int worker_client_append_text(struct worker_client *c, uint64_t session, const char *text,
-	uint32_t n_bytes, bool parse_special, struct err *ret_err, uint32_t *ret_n_total)
+static int must_check worker_client_append_string(struct worker_client *c, uint64_t session,
+	const char *text, uint32_t n_bytes, bool parse_special, bool add_bos, struct err *ret_err,
+	uint32_t *ret_n_total)
 {
 	Wk__Text message = WK__TEXT__INIT;
 	Wk__Append append = WK__APPEND__INIT;
 
 	message.text = (ProtobufCBinaryData){.data = (uint8_t *)text, .len = n_bytes};
 	message.parse_special = parse_special;
-	message.add_bos = true;
+	message.add_bos = add_bos;
 	append.session = session;
 	append.input_case = WK__APPEND__INPUT_TEXT;
 	append.text = &message;
 	return worker_client_append(c, &append, ret_err, ret_n_total);
+}
+
+int worker_client_append_text(struct worker_client *c, uint64_t session, const char *text,
+	uint32_t n_bytes, bool parse_special, struct err *ret_err, uint32_t *ret_n_total)
+{
+	return worker_client_append_string(
+		c, session, text, n_bytes, parse_special, true, ret_err, ret_n_total);
+}
+
+int worker_client_append_more(struct worker_client *c, uint64_t session, const char *text,
+	uint32_t n_bytes, bool parse_special, struct err *ret_err, uint32_t *ret_n_total)
+{
+	return worker_client_append_string(
+		c, session, text, n_bytes, parse_special, false, ret_err, ret_n_total);
 }
 
 int worker_client_append_tokens(struct worker_client *c, uint64_t session, const uint32_t *ids,

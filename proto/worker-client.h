@@ -65,6 +65,11 @@ int must_check worker_client_restore_session(struct worker_client *c, const char
 int must_check worker_client_append_text(struct worker_client *c, uint64_t session,
 	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,
 	uint32_t *ret_n_total);
+
+/* The same without a BOS token: what comes behind other text. */
+int must_check worker_client_append_more(struct worker_client *c, uint64_t session,
+	const char *text, uint32_t n_bytes, bool parse_special, struct err *ret_err,
+	uint32_t *ret_n_total);
 int must_check worker_client_append_tokens(struct worker_client *c, uint64_t session,
 	const uint32_t *ids, uint32_t n_ids, struct err *ret_err, uint32_t *ret_n_total);
 

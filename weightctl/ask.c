@@ -6,6 +6,7 @@
 #include "weightctl/input.h"
 #include "weightctl/options.h"
 #include "weightctl/output.h"
+#include "weightctl/session.h"
 
 static int ask(const struct options *o, struct worker_client *c, struct err *ret_err)
 {
@@ -14,17 +15,18 @@ static int ask(const struct options *o, struct worker_client *c, struct err *ret
 	_cleanup_(generation_list_fini)
 	struct generation_list list = {0};
 	struct worker_client_message message = {.role = "user"};
-	uint64_t session;
-	uint32_t n_total;
+	struct session session;
 	int r = input_read(o->args[0], ret_err, &text, &message.n_content_bytes);
 
 	message.content = text;
 	if (r == 0)
-		r = worker_client_open_session(c, ret_err, &session);
+		r = session_begin(o, c, ret_err, &session);
 	if (r == 0)
-		r = worker_client_append_chat(c, session, &message, 1, ret_err, &n_total);
+		r = session_add_turn(c, &session, &message, true, ret_err);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &list);
+		r = generation_run(o, c, session.id, ret_err, &list);
+	if (r == 0)
+		r = session_end(o, c, &session, ret_err);
 	if (r == 0 && o->json)
 		r = output_json(generation_list_json(&list));
 	return r;

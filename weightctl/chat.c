@@ -8,6 +8,7 @@
 #include "proto/worker-client.h"
 #include "weightctl/generation.h"
 #include "weightctl/options.h"
+#include "weightctl/session.h"
 
 /* What was said so far, by turns; contents are owned. */
 struct conversation {
@@ -42,21 +43,27 @@ static int add(struct conversation *talk, const char *role, const char *content,
 
 /*
  * Each turn begins the session anew with the whole conversation: how a turn of the model ends and
- * the next one begins, the worker's template alone knows.
+ * the next one begins, the worker's template alone knows. What was said before a session was saved
+ * is not known here, so that turns are added to one that was loaded.
  */
-static int answer(const struct options *o, struct worker_client *c, uint64_t session,
+static int answer(const struct options *o, struct worker_client *c, const struct session *session,
 	struct conversation *talk, struct err *ret_err)
 {
 	_cleanup_(generation_list_fini)
 	struct generation_list list = {0};
 	uint32_t n_total;
-	int r = worker_client_truncate(c, session, 0, ret_err);
+	int r = 0;
 
-	if (r == 0)
+	if (session->n_tokens)
+		r = session_add_turn(
+			c, session, &talk->messages[talk->n - 1], talk->n == 1, ret_err);
+	else
+		r = worker_client_truncate(c, session->id, 0, ret_err);
+	if (r == 0 && !session->n_tokens)
 		r = worker_client_append_chat(
-			c, session, talk->messages, talk->n, ret_err, &n_total);
+			c, session->id, talk->messages, talk->n, ret_err, &n_total);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &list);
+		r = generation_run(o, c, session->id, ret_err, &list);
 	if (r == 0)
 		r = add(talk, "assistant", list.rows[0].text, list.rows[0].n_bytes);
 	return r;
@@ -70,8 +77,8 @@ static int converse(const struct options *o, struct worker_client *c, struct err
 	char *line = NULL;
 	size_t n_room = 0;
 	bool is_terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
-	uint64_t session;
-	int r = worker_client_open_session(c, ret_err, &session);
+	struct session session;
+	int r = session_begin(o, c, ret_err, &session);
 
 	while (r == 0) {
 		if (is_terminal) {
@@ -90,8 +97,10 @@ static int converse(const struct options *o, struct worker_client *c, struct err
 			continue;
 		r = add(&talk, "user", line, (uint64_t)n);
 		if (r == 0)
-			r = answer(o, c, session, &talk, ret_err);
+			r = answer(o, c, &session, &talk, ret_err);
 	}
+	if (r == 0)
+		r = session_end(o, c, &session, ret_err);
 	fini(&talk);
 	return r;
 }

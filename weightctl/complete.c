@@ -6,6 +6,7 @@
 #include "weightctl/input.h"
 #include "weightctl/options.h"
 #include "weightctl/output.h"
+#include "weightctl/session.h"
 
 static int complete(const struct options *o, struct worker_client *c, struct err *ret_err)
 {
@@ -13,17 +14,23 @@ static int complete(const struct options *o, struct worker_client *c, struct err
 	char *text = NULL;
 	_cleanup_(generation_list_fini)
 	struct generation_list list = {0};
-	uint64_t session;
+	struct session session;
 	uint32_t n_bytes, n_total;
 	int r = input_read(o->args[0], ret_err, &text, &n_bytes);
 
 	if (r == 0)
-		r = worker_client_open_session(c, ret_err, &session);
+		r = session_begin(o, c, ret_err, &session);
 	/* Who writes a raw prompt means the marks in it. */
+	if (r == 0 && session.n_tokens)
+		r = worker_client_append_more(
+			c, session.id, text, n_bytes, true, ret_err, &n_total);
+	else if (r == 0)
+		r = worker_client_append_text(
+			c, session.id, text, n_bytes, true, ret_err, &n_total);
 	if (r == 0)
-		r = worker_client_append_text(c, session, text, n_bytes, true, ret_err, &n_total);
+		r = generation_run(o, c, session.id, ret_err, &list);
 	if (r == 0)
-		r = generation_run(o, c, session, ret_err, &list);
+		r = session_end(o, c, &session, ret_err);
 	if (r == 0 && o->json)
 		r = output_json(generation_list_json(&list));
 	return r;

@@ -93,6 +93,8 @@ static const char help[] =
 	"  -n N                N completions, 1 to 8, of seeds S, S + 1 and so on; each takes one "
 	"of\n"
 	"                      the worker's sessions\n"
+	"  --load NAME         ask, chat, complete: go on from a session that was saved\n"
+	"  --save NAME         the same: save the session at the end (workerd --sessions-dir)\n"
 	"  --seed S            of the random draws (by default the worker's choice)\n"
 	"  --context-shift     go on when the context is full: the older half of what is behind "
 	"the\n"

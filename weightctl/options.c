@@ -39,6 +39,8 @@ enum option_id {
 	N_KEEP,
 	GRAMMAR,
 	JSON_SCHEMA,
+	LOAD,
+	SAVE,
 };
 
 static const struct option long_options[] = {
@@ -70,6 +72,8 @@ static const struct option long_options[] = {
 	{"n-keep", required_argument, NULL, N_KEEP},
 	{"grammar", required_argument, NULL, GRAMMAR},
 	{"json-schema", required_argument, NULL, JSON_SCHEMA},
+	{"load", required_argument, NULL, LOAD},
+	{"save", required_argument, NULL, SAVE},
 	{NULL, 0, NULL, 0},
 };
 
@@ -187,6 +191,8 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case REPLACE: o->replace = true; return 0;
 	case DEVICES: o->devices = true; return 0;
 	case CONTEXT_SHIFT: o->context_shift = true; return 0;
+	case LOAD: o->load = text; return 0;
+	case SAVE: o->save = text; return 0;
 	case HELP: o->help = true; return 0;
 	case VERSION: o->version = true; return 0;
 	case GRAMMAR: o->grammar = text; return 0;

@@ -24,6 +24,8 @@ struct options {
 	uint32_t timeout_s;
 	bool help;
 	bool version;
+	const char *load;   /* name of a saved session, NULL: begin anew */
+	const char *save;   /* NULL: it is not kept */
 	uint32_t n_predict; /* 0: until the model ends */
 	bool context_shift;
 	uint32_t n_keep; /* tokens that a shift keeps at the start */

@@ -6,7 +6,7 @@ import subprocess
 
 import harness
 from harness import check, check_equal, wait_until
-from worker_socket import CLOSE, ERROR, SAVE, TRUNCATE, Connection, Refused, field
+from worker_socket import APPEND, CLOSE, ERROR, SAVE, TRUNCATE, Connection, Refused, field
 
 HEADER_BYTES = 192  # workerd/snapshot.h
 QUESTION = "What is the capital of France?"
@@ -230,6 +230,37 @@ def test_other_weights(site):
         subprocess.run([harness.need_env("RESEAL_BIN"), path, str(HEADER_BYTES + 3)], check=True,
                        timeout=60)
         check("tokens[0]" in refusal(c.restore, "chat"), "a token out of range")
+
+
+def test_weightctl(site):
+    """--save and --load: one text in two runs is the text of one; a conversation goes on."""
+    site.weightd({"demo": harness.MODEL})
+    worker = serve(site)
+    whole = site.ctl("complete", "The capital of", "--n-predict", "8", "--json",
+                     worker=worker).json()
+    site.ctl("complete", "The capital of", "--n-predict", "3", "--save", "half", worker=worker)
+    rest = site.ctl("complete", "", "--n-predict", "5", "--load", "half", "--json",
+                    worker=worker).json()
+    check_equal(rest["tokens"], whole["tokens"][3:], "the second half")
+    check_equal(rest["cached_tokens"], rest["prompt_tokens"] - 1, "cached tokens")
+    # What a chat sends for a second turn is what is in the session of the first.
+    site.ctl("ask", QUESTION, "--save", "talk", worker=worker)
+    second = site.ctl("ask", "Which continent is Chile in?", "--load", "talk", "--json",
+                      worker=worker).json()
+    with Connection(worker) as c:
+        session = c.open()
+        messages = ("user", QUESTION), ("assistant", "The capital of France is Paris."), \
+            ("user", "Which continent is Chile in?")
+        chat = b"".join(field(1, field(1, r) + field(2, t)) for r, t in messages) + field(2, 1)
+        n_total = c.call(APPEND, field(1, session) + field(4, chat))[1][2]
+        check_equal(second["prompt_tokens"], n_total, "tokens of the conversation")
+        ids, _, _ = c.finish(c.generate(session))
+        check_equal(second["tokens"], ids, "the second answer")
+    refused = site.ctl("ask", "x", "--load", "none", worker=worker, status=1)
+    check_equal(refused.err, "weightctl: session file: none: there is none\n", "refusal")
+    packed = serve(site, "--kv-type", "q8_0")
+    told = site.ctl("ask", "x", "--n-predict", "1", "--load", "talk", worker=packed)
+    check("computed again" in told.err, told.err)
 
 
 def test_parked(site):

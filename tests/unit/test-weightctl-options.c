@@ -122,6 +122,10 @@ static void test_places(void **state)
 	assert_null(o.json_schema);
 	options_fini(&o);
 
+	assert_int_equal(PARSE(NULL, &o, "chat", "--load", "a", "--save", "b"), 0);
+	assert_string_equal(o.load, "a");
+	assert_string_equal(o.save, "b");
+	options_fini(&o);
 	assert_int_equal(PARSE(NULL, &o, "complete", "--n-predict", "3", "--", "--json"), 0);
 	assert_int_equal(o.n_predict, 3);
 	assert_int_equal(o.n_args, 1);

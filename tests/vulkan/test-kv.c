@@ -249,6 +249,37 @@ static void test_fork(void **state)
 	vk_device_free(d);
 }
 
+/* Where the device has no memory for more, what is kept for nobody makes room. */
+static void test_kept_pages_on_a_full_device(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv_params params = shape;
+	struct kv *kv = NULL;
+	struct err e = ERR_NULL;
+	uint32_t tokens[2 * KV_PAGE_TOKENS] = {0};
+	uint32_t b;
+
+	(void)state;
+	params.n_chunk_bytes = 2 * PAGE_BYTES;
+	on_device_check(kv_new(d, &params, &e, &kv), &e, "kv");
+	uint32_t a = open_slot(kv, ARRAY_SIZE(tokens));
+	write_page(d, kv, a, 0);
+	write_page(d, kv, a, 1);
+	kv_publish(kv, a, 7, tokens, ARRAY_SIZE(tokens));
+	kv_close(kv, a);
+	is_full = true;
+	a = open_slot(kv, ARRAY_SIZE(tokens));
+	expect_page(d, kv, a, 0, 0);
+	expect_page(d, kv, a, 1, 0);
+	on_device_check(kv_open(kv, &e, &b), &e, "open");
+	assert_int_equal(kv_reserve(kv, b, 1, &e), -ENOSPC);
+	assert_int_equal(kv_fork(kv, a, 1, b, &e), -ENOSPC);
+	is_full = false;
+	on_device_check(kv_fork(kv, a, 1, b, &e), &e, "fork");
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 /* Pages of a closed session that are found again are as they were; what nobody finds is cleared. */
 static void test_adopt(void **state)
 {
@@ -502,6 +533,7 @@ int main(void)
 		CASE(test_refusals),
 		CASE(test_fork),
 		CASE(test_adopt),
+		CASE(test_kept_pages_on_a_full_device),
 		CASE(test_several_memories),
 		CASE(test_q8_0_bytes),
 		CASE(test_chunks_come_and_go),
