@@ -50,9 +50,9 @@ static struct snapshot_shape archive_get_shape(const struct engine *e)
 		.head_dim = p->head_dim,
 		.n_page_tokens = KV_PAGE_TOKENS,
 		.n_page_bytes = kv_get_page_bytes(kv),
+		.contents = e->contents,
 	};
 
-	identity_get_weights(e->stack->weights, shape.weights);
 	identity_get_tokens(e->manifest, shape.tokens);
 	return shape;
 }

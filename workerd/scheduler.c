@@ -269,6 +269,8 @@ static void scheduler_adopt(struct scheduler *s, struct session *session)
 	if (s->is_detached || session->state != SESSION_IDLE || session->is_stale ||
 		!session->n_tokens)
 		return;
+	/* A generation that was cancelled in its prompt has more pages than tokens in them. */
+	s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
 	n = s->backend.adopt(s->backend.userdata, session->slot, session->scope, session->tokens,
 		session->n_tokens - 1);
 	if (n > session->n_cached)

@@ -10,11 +10,14 @@
 
 enum {
 	TOKEN_ALIGN = 32,
-	RESERVED_BYTES = 40,
+	RESERVED_BYTES = 8,
+	HAS_IDENTITY = 1,
+	HAS_FILE = 2,
 	DIGEST_AT = SNAPSHOT_HEADER_BYTES - DIGEST_BYTES,
 };
 
 static const uint8_t magic[8] = "WDSESSN";
+static const uint8_t zeros[DIGEST_BYTES];
 
 static void snapshot_put(uint8_t **at, const void *data, uint32_t n_bytes)
 {
@@ -39,6 +42,7 @@ static void snapshot_digest(const uint8_t *data, uint64_t n_bytes, uint8_t ret[D
 void snapshot_write_header(const struct snapshot *s, uint8_t ret_header[SNAPSHOT_HEADER_BYTES])
 {
 	const struct snapshot_shape *shape = &s->shape;
+	const struct weights_client_contents *c = &shape->contents;
 	uint8_t *at = ret_header;
 
 	memset(ret_header, 0, SNAPSHOT_HEADER_BYTES);
@@ -52,10 +56,11 @@ void snapshot_write_header(const struct snapshot *s, uint8_t ret_header[SNAPSHOT
 	snapshot_put_u32(&at, shape->n_head_kv);
 	snapshot_put_u32(&at, shape->head_dim);
 	snapshot_put_u32(&at, shape->n_page_tokens);
-	snapshot_put_u32(&at, 0);
+	snapshot_put_u32(&at, (c->has_identity ? HAS_IDENTITY : 0) | (c->has_file ? HAS_FILE : 0));
 	snapshot_put(&at, &shape->n_page_bytes, sizeof(shape->n_page_bytes));
-	snapshot_put(&at, shape->weights, DIGEST_BYTES);
+	snapshot_put(&at, c->has_identity ? c->identity : zeros, DIGEST_BYTES);
 	snapshot_put(&at, shape->tokens, DIGEST_BYTES);
+	snapshot_put(&at, c->has_file ? c->file : zeros, DIGEST_BYTES);
 	snapshot_digest(ret_header, DIGEST_AT, ret_header + DIGEST_AT);
 }
 
@@ -83,19 +88,26 @@ uint64_t snapshot_get_bytes(const struct snapshot *s)
 static bool snapshot_take(struct bytes *b, struct snapshot *s)
 {
 	struct snapshot_shape *shape = &s->shape;
-	uint32_t zero = 0;
+	struct weights_client_contents *c = &shape->contents;
+	uint32_t flags = 0;
 	bool is_whole = bytes_take_u32(b, &s->n_tokens) && bytes_take_u32(b, &s->n_cached) &&
 			bytes_take_u32(b, &shape->type) && bytes_take_u32(b, &shape->n_layers) &&
 			bytes_take_u32(b, &shape->n_head_kv) &&
 			bytes_take_u32(b, &shape->head_dim) &&
-			bytes_take_u32(b, &shape->n_page_tokens) && bytes_take_u32(b, &zero) &&
+			bytes_take_u32(b, &shape->n_page_tokens) && bytes_take_u32(b, &flags) &&
 			bytes_take_u64(b, &shape->n_page_bytes);
 
-	if (!is_whole || bytes_left(b) < 2 * DIGEST_BYTES + RESERVED_BYTES)
+	if (!is_whole || bytes_left(b) < 3 * DIGEST_BYTES + RESERVED_BYTES)
 		return false;
-	memcpy(shape->weights, bytes_take(b, DIGEST_BYTES), DIGEST_BYTES);
+	c->has_identity = flags & HAS_IDENTITY;
+	c->has_file = flags & HAS_FILE;
+	memcpy(c->identity, bytes_take(b, DIGEST_BYTES), DIGEST_BYTES);
 	memcpy(shape->tokens, bytes_take(b, DIGEST_BYTES), DIGEST_BYTES);
-	return zero == 0;
+	memcpy(c->file, bytes_take(b, DIGEST_BYTES), DIGEST_BYTES);
+	return !(flags & ~(uint32_t)(HAS_IDENTITY | HAS_FILE)) &&
+	       (c->has_identity || !memcmp(c->identity, zeros, DIGEST_BYTES)) &&
+	       (c->has_file || !memcmp(c->file, zeros, DIGEST_BYTES)) &&
+	       !memcmp(bytes_take(b, RESERVED_BYTES), zeros, RESERVED_BYTES);
 }
 
 static int snapshot_check_sizes(
@@ -157,8 +169,9 @@ int snapshot_compare(
 	if (memcmp(its->tokens, own->tokens, DIGEST_BYTES))
 		return err_set(ret_why, ESTALE,
 			"session file: of another model, whose token ids mean something else");
-	if (memcmp(its->weights, own->weights, DIGEST_BYTES)) {
-		err_set(ret_why, ESTALE, "its keys and values are of other weights");
+	if (!weights_client_has_same_contents(&its->contents, &own->contents)) {
+		err_set(ret_why, ESTALE,
+			"its keys and values are of weights that are not known to be the same");
 		return SNAPSHOT_TOKENS_ONLY;
 	}
 	if (its->type != own->type || its->n_layers != own->n_layers ||

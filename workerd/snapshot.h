@@ -16,11 +16,12 @@
  *	    32      4  heads of keys and values
  *	    36      4  numbers a head
  *	    40      4  tokens a page
- *	    44      4  0
+ *	    44      4  1: has an identity of the weights, 2: of their file
  *	    48      8  bytes a page
- *	    56     32  what the weights are
+ *	    56     32  the one, or 0
  *	    88     32  what the token ids mean
- *	   120     40  0
+ *	   120     32  the other, or 0
+ *	   152      8  0
  *	   160     32  digest (proto/util/digest.h) of the 160 bytes before it
  *	   192         tokens, u32 each, and zeros up to a multiple of 32
  *	     .         pages (workerd/kv-layout.h), as many as hold those tokens
@@ -33,6 +34,7 @@
 
 #include "proto/util/cleanup.h"
 #include "proto/util/digest.h"
+#include "proto/weights-client.h"
 
 struct err;
 
@@ -50,7 +52,7 @@ struct snapshot_shape {
 	uint32_t head_dim;
 	uint32_t n_page_tokens;
 	uint64_t n_page_bytes;
-	uint8_t weights[DIGEST_BYTES];
+	struct weights_client_contents contents;
 	uint8_t tokens[DIGEST_BYTES];
 };
 
@@ -83,8 +85,8 @@ enum { SNAPSHOT_TOKENS_ONLY = 1 };
 
 /*
  * Can a worker whose keys and values are of own use it? -ESTALE where its token ids mean something
- * else. SNAPSHOT_TOKENS_ONLY: its keys and values are of other weights, or lie differently;
- * ret_why says so.
+ * else. SNAPSHOT_TOKENS_ONLY: its keys and values are of weights that are not known to be the same,
+ * or lie differently; ret_why says so.
  */
 int must_check snapshot_compare(
 	const struct snapshot *s, const struct snapshot_shape *own, struct err *ret_why);

@@ -29,7 +29,7 @@ static void read_header(const uint8_t *data, size_t n_bytes, uint64_t n_file_byt
 		snapshot_get_token_bytes(&s) > n_file_bytes)
 		abort();
 	snapshot_write_header(&s, again);
-	if (memcmp(again, data, 120))
+	if (memcmp(again, data, SNAPSHOT_HEADER_BYTES - DIGEST_BYTES))
 		abort();
 	r = snapshot_compare(&s, &own, &e);
 	if (r && !e.text[0])

@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 				.head_dim = 64,
 				.n_page_tokens = 32,
 				.n_page_bytes = 32768,
-				.weights = {1},
+				.contents = {true, true, {1}, {3}},
 				.tokens = {2},
 			},
 		.n_tokens = 100,
@@ -58,8 +58,10 @@ int main(int argc, char **argv)
 	write_seed("shorter-file", snapshot_get_bytes(&s) - 1, header, sizeof(header));
 	memset(s.shape.tokens, 0, DIGEST_BYTES);
 	write_snapshot("own-tokens", &s);
-	memset(s.shape.weights, 0, DIGEST_BYTES);
-	write_snapshot("own-weights", &s);
+	s.shape.contents.has_identity = false;
+	write_snapshot("file-alone", &s);
+	s.shape.contents.has_file = false;
+	write_snapshot("no-identity", &s);
 	s.n_tokens = s.n_cached = 0;
 	write_snapshot("empty", &s);
 	s.n_tokens = s.n_cached = SNAPSHOT_MAX_TOKENS;

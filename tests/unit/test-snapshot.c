@@ -16,12 +16,31 @@ static const struct snapshot valid = {
 			.head_dim = 64,
 			.n_page_tokens = 32,
 			.n_page_bytes = 4096,
-			.weights = {1, 2, 3},
+			.contents = {true, true, {1, 2, 3}, {7, 8}},
 			.tokens = {4, 5, 6},
 		},
 	.n_tokens = 70,
 	.n_cached = 65,
 };
+
+static void expect_same(const struct snapshot *a, const struct snapshot *b)
+{
+	const struct weights_client_contents *x = &a->shape.contents, *y = &b->shape.contents;
+
+	assert_int_equal(a->n_tokens, b->n_tokens);
+	assert_int_equal(a->n_cached, b->n_cached);
+	assert_int_equal(a->shape.type, b->shape.type);
+	assert_int_equal(a->shape.n_layers, b->shape.n_layers);
+	assert_int_equal(a->shape.n_head_kv, b->shape.n_head_kv);
+	assert_int_equal(a->shape.head_dim, b->shape.head_dim);
+	assert_int_equal(a->shape.n_page_tokens, b->shape.n_page_tokens);
+	assert_int_equal(a->shape.n_page_bytes, b->shape.n_page_bytes);
+	assert_memory_equal(a->shape.tokens, b->shape.tokens, DIGEST_BYTES);
+	assert_int_equal(x->has_identity, y->has_identity);
+	assert_int_equal(x->has_file, y->has_file);
+	assert_memory_equal(x->identity, y->identity, DIGEST_BYTES);
+	assert_memory_equal(x->file, y->file, DIGEST_BYTES);
+}
 
 static void is_read_as_it_was_written(void **state)
 {
@@ -38,7 +57,7 @@ static void is_read_as_it_was_written(void **state)
 	assert_int_equal(
 		snapshot_read_header(header, sizeof(header), snapshot_get_bytes(&valid), &e, &s),
 		0);
-	assert_memory_equal(&s, &valid, sizeof(s));
+	expect_same(&s, &valid);
 }
 
 static void finds_every_bit_that_flips(void **state)
@@ -62,6 +81,38 @@ static void finds_every_bit_that_flips(void **state)
 		struct err e = ERR_NULL;
 
 		assert_int_equal(snapshot_read_header(header, n, n, &e, &s), -EBADMSG);
+	}
+}
+
+/* What is not said is zeros: a header has one form. */
+static void knows_what_it_does_not_know(void **state)
+{
+	static const struct {
+		unsigned at;
+		uint8_t value;
+	} wrong[] = {{44, 4}, {47, 0x80}, {56, 1}, {87, 1}, {120, 1}, {151, 1}, {152, 1}, {159, 1}};
+	struct snapshot s = valid, found = {0};
+	uint8_t header[SNAPSHOT_HEADER_BYTES];
+	struct err e = ERR_NULL;
+	struct digest d;
+
+	(void)state;
+	memset(&s.shape.contents, 0, sizeof(s.shape.contents));
+	snapshot_write_header(&s, header);
+	assert_int_equal(
+		snapshot_read_header(header, sizeof(header), snapshot_get_bytes(&s), &e, &found),
+		0);
+	expect_same(&found, &s);
+	for (unsigned i = 0; i < ARRAY_SIZE(wrong); i++) {
+		snapshot_write_header(&s, header);
+		header[wrong[i].at] ^= wrong[i].value;
+		digest_init(&d);
+		digest_add(&d, header, sizeof(header) - DIGEST_BYTES);
+		digest_get(&d, header + sizeof(header) - DIGEST_BYTES);
+		assert_int_equal(snapshot_read_header(header, sizeof(header),
+					 snapshot_get_bytes(&s), &e, &found),
+			-EBADMSG);
+		assert_string_equal(e.text, "session file: its header is damaged");
 	}
 }
 
@@ -107,6 +158,7 @@ static void sizes_belong_to_the_file(void **state)
 static void tells_what_can_be_used(void **state)
 {
 	struct snapshot_shape own[9];
+	struct snapshot s = valid;
 	struct err e = ERR_NULL;
 
 	(void)state;
@@ -116,9 +168,17 @@ static void tells_what_can_be_used(void **state)
 	assert_true(e.text[0] == '\0');
 	own[1].tokens[31] ^= 1;
 	assert_int_equal(snapshot_compare(&valid, &own[1], &e), -ESTALE);
-	own[2].weights[31] ^= 1;
+	own[2].contents.identity[31] ^= 1;
 	assert_int_equal(snapshot_compare(&valid, &own[2], &e), SNAPSHOT_TOKENS_ONLY);
-	assert_string_equal(e.text, "its keys and values are of other weights");
+	assert_string_equal(
+		e.text, "its keys and values are of weights that are not known to be the same");
+	/* Where one of the two does not know its identity, the file's counts. */
+	s.shape.contents.has_identity = false;
+	assert_int_equal(snapshot_compare(&s, &own[2], &e), 0);
+	own[2].contents.file[0] ^= 1;
+	assert_int_equal(snapshot_compare(&s, &own[2], &e), SNAPSHOT_TOKENS_ONLY);
+	s.shape.contents.has_file = false;
+	assert_int_equal(snapshot_compare(&s, &own[0], &e), SNAPSHOT_TOKENS_ONLY);
 	own[3].type++;
 	own[4].n_layers++;
 	own[5].n_head_kv++;
@@ -134,6 +194,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(is_read_as_it_was_written),
 		CASE(finds_every_bit_that_flips),
+		CASE(knows_what_it_does_not_know),
 		CASE(sizes_belong_to_the_file),
 		CASE(tells_what_can_be_used),
 	};
