@@ -85,7 +85,7 @@ int kv_chunks_need(struct kv_chunks *c, uint32_t page, struct err *ret_err)
 		.role = VK_MEMORY_KV,
 		.n_bytes = kv_chunks_count_pages(c, chunk) * c->params.n_page_bytes,
 		.is_exportable = c->params.is_exportable,
-		/* Spills of the start are told; later ones would be silent. */
+		/* Later one session is refused rather than all made slow. */
 		.is_home_only = chunk > 0,
 		.name = "kv pages",
 	};
