@@ -61,6 +61,7 @@ struct automaton {
 	struct stack *found; /* [AUTOMATON_MAX_STACKS] of those, what waits for a byte */
 	struct seen *seen;   /* [N_SEEN_SLOTS] those in work, of this stamp */
 	uint32_t stamp;
+	uint64_t n_budget; /* stacks that may still be looked at */
 };
 
 static void tables_fini(struct tables *t)
@@ -268,6 +269,11 @@ static void begin_step(struct automaton *a)
 	}
 }
 
+void automaton_set_budget(struct automaton *a, uint64_t n_stacks)
+{
+	a->n_budget = n_stacks;
+}
+
 /* The state of all that the step's work leads to. */
 static int end_step(struct automaton *a, uint16_t *ret_state)
 {
@@ -280,6 +286,9 @@ static int end_step(struct automaton *a, uint16_t *ret_state)
 		if (r)
 			return r;
 	}
+	if (a->n_work > a->n_budget)
+		return -EOVERFLOW;
+	a->n_budget -= a->n_work;
 	qsort(a->found, n_found, sizeof(*a->found), compare_stacks);
 	return get_state(&a->tables, a->found, n_found, ret_state);
 }

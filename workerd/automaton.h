@@ -47,8 +47,14 @@ int must_check automaton_pin(struct automaton *a, struct automaton_pin *pin);
 void automaton_unpin(struct automaton *a, struct automaton_pin *pin);
 
 /*
+ * How many stacks may be looked at from now on, over all steps: a grammar can be made so that each
+ * byte takes thousands, and whoever asks has to answer others too. Without it: none.
+ */
+void automaton_set_budget(struct automaton *a, uint64_t n_stacks);
+
+/*
  * The state behind a byte. -ENOBUFS: the tables are full (flush, and begin again from a pin);
- * -E2BIG: more stacks than AUTOMATON_MAX_STACKS.
+ * -E2BIG: more stacks than AUTOMATON_MAX_STACKS; -EOVERFLOW: the budget is spent.
  */
 int must_check automaton_step(
 	struct automaton *a, uint16_t state, uint8_t byte, uint16_t *ret_state);

@@ -2,7 +2,6 @@
 #include "workerd/gbnf.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <string.h>
 
 #include "proto/util/err.h"
@@ -61,8 +60,8 @@ static int fail(struct parser *p, const char *at, const char *expected)
 		else
 			snprintf(found, sizeof(found), "byte 0x%02x", (uint8_t)*at);
 	}
-	return err_set(p->err, EINVAL, "grammar:%" PRIu32 ":%" PRIu32 ": expected %s, found %s",
-		line, column, expected, found);
+	return err_set(p->err, EINVAL, "grammar:%u:%u: expected %s, found %s", line, column,
+		expected, found);
 }
 
 /* About a rule: cut, so that its text has room. */
@@ -72,8 +71,8 @@ static int fail_rule(struct parser *p, uint32_t rule, const char *what)
 	uint32_t line, column;
 
 	place(p, x->at, &line, &column);
-	return err_set(p->err, EINVAL, "grammar:%" PRIu32 ":%" PRIu32 ": rule \"%.*s\": %s", line,
-		column, (int)(x->n_name < 64 ? x->n_name : 64), x->name, what);
+	return err_set(p->err, EINVAL, "grammar:%u:%u: rule \"%.*s\": %s", line, column,
+		(int)(x->n_name < 64 ? x->n_name : 64), x->name, what);
 }
 
 /* The sentence of what the table refused at p->at. */
@@ -85,8 +84,8 @@ static int check(struct parser *p, int r)
 		return r;
 	place(p, p->at, &line, &column);
 	return err_set(p->err, E2BIG,
-		"grammar:%" PRIu32 ":%" PRIu32
-		": expected at most %d rules, %d elements and %d states of classes with "
+		"grammar:%u:%u: expected at most %d rules, %d elements and %d states of classes "
+		"with "
 		"repetitions written out, found more",
 		line, column, GBNF_MAX_RULES, GBNF_MAX_ELEMENTS, UTF8_CLASS_MAX_STATES);
 }
@@ -344,7 +343,6 @@ static int repeat_at_most(struct parser *p, uint32_t outer, uint32_t element, ui
 	return n ? push(p, next) : 0;
 }
 
-/* max UINT32_MAX: without end. */
 static int repeat(struct parser *p, const struct sequence *s, uint32_t min, uint32_t max)
 {
 	uint32_t element;
@@ -569,9 +567,8 @@ int gbnf_parse(const char *text, uint64_t n_bytes, uint64_t max_bytes, struct er
 	int r;
 
 	if (n_bytes > max_bytes)
-		return err_set(ret_err, E2BIG,
-			"grammar: expected at most %" PRIu64 " bytes, found %" PRIu64, max_bytes,
-			n_bytes);
+		return err_set(ret_err, E2BIG, "grammar: expected at most %llu bytes, found %llu",
+			(unsigned long long)max_bytes, (unsigned long long)n_bytes);
 	r = gbnf_table_init(&p.table);
 	if (r)
 		return r;

@@ -98,10 +98,19 @@ const struct grammar_counters *grammar_get_counters(const struct grammar *g)
 
 static int refuse(int r, struct err *ret_err)
 {
-	if (r == -E2BIG || r == -ENOBUFS)
+	if (r == -E2BIG)
 		return err_set(ret_err, E2BIG,
 			"grammar: expected a text to be read in at most %d ways, found more",
 			AUTOMATON_MAX_STACKS);
+	if (r == -ENOBUFS)
+		return err_set(ret_err, E2BIG,
+			"grammar: expected at most %d states along the next tokens, with %d ways "
+			"to read the text in all, found more",
+			AUTOMATON_MAX_STATES, AUTOMATON_MAX_KEPT);
+	if (r == -EOVERFLOW)
+		return err_set(ret_err, EOVERFLOW,
+			"grammar: expected at most %d steps to find the next tokens, found more",
+			GRAMMAR_BUDGET);
 	return r;
 }
 
@@ -126,6 +135,7 @@ int grammar_cursor_new(struct grammar *g, struct err *ret_err, struct grammar_cu
 
 	if (!c)
 		return -ENOMEM;
+	automaton_set_budget(g->automaton, GRAMMAR_BUDGET);
 	r = automaton_pin(g->automaton, &c->pin);
 	if (r == -ENOBUFS) {
 		r = flush(g);
@@ -259,6 +269,7 @@ static int make_mask(struct grammar_cursor *c, uint16_t *ret_index)
 	uint16_t i = 0;
 	int r = get_buffer(g, &i);
 
+	automaton_set_budget(g->automaton, GRAMMAR_BUDGET);
 	if (!r)
 		r = walk(g, c->pin.state, g->masks[i].mask);
 	if (r == -ENOBUFS) {
@@ -315,6 +326,7 @@ static int follow(
 int grammar_accept(
 	struct grammar_cursor *c, const char *bytes, uint32_t n_bytes, struct err *ret_err)
 {
+	automaton_set_budget(c->grammar->automaton, GRAMMAR_BUDGET);
 	int r = follow(c, bytes, n_bytes, &c->pin.state);
 
 	if (r == -ENOBUFS) {

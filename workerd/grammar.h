@@ -24,7 +24,10 @@ struct grammar;
 struct grammar_cursor;
 struct vocab_trie;
 
-enum { GRAMMAR_MASK_BYTES = 4 << 20 };
+enum {
+	GRAMMAR_MASK_BYTES = 4 << 20,
+	GRAMMAR_BUDGET = 1 << 22, /* of one call: a few tenths of a second */
+};
 
 /* Takes gbnf on success alone; a reference to trie. -ENOMEM. */
 int must_check grammar_new(
@@ -50,8 +53,8 @@ struct grammar_cursor *grammar_cursor_free(struct grammar_cursor *c);
 
 /*
  * The mask of what may come next; borrowed until the next call for any cursor of the grammar. It
- * may be empty. Allocates nothing where the state's mask is kept. -E2BIG with ret_err: the grammar
- * is too ambiguous there; -ENOMEM.
+ * may be empty. Allocates nothing where the state's mask is kept. -E2BIG, -EOVERFLOW with ret_err:
+ * the grammar is too ambiguous, or takes too much work, there; -ENOMEM.
  */
 int must_check grammar_get_mask(
 	struct grammar_cursor *c, struct err *ret_err, const uint32_t **ret_mask);

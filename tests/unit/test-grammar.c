@@ -10,7 +10,6 @@
 #include "tests/unit/earley.h"
 #include "tests/unit/shipped-model.h"
 #include "workerd/gbnf.h"
-#include "workerd/grammar-cache.h"
 #include "workerd/grammar.h"
 #include "workerd/vocab-trie.h"
 
@@ -471,47 +470,6 @@ static void test_too_many_ways_are_refused(void **state)
 	vocab_trie_free(trie);
 }
 
-/* The last texts keep their grammars, and with those their masks. */
-static void test_texts_keep_their_grammars(void **state)
-{
-	struct manifest *m = shipped_model_open();
-	struct grammar_cache *cache;
-	struct grammar *first, *g;
-	struct err e = ERR_NULL;
-	(void)state;
-
-	assert_int_equal(grammar_cache_new(&cache), 0);
-	assert_int_equal(grammar_cache_get(cache, m, "root ::= \"a\"", 12, false, &e, &first), 0);
-	assert_int_equal(grammar_cache_get(cache, m, "root ::= x", 10, false, &e, &g), -EINVAL);
-	assert_int_equal(grammar_cache_get(cache, m, "{}", 2, true, &e, &g), 0);
-	assert_ptr_not_equal(g, first);
-	grammar_free(g);
-	assert_int_equal(grammar_cache_get(cache, m, "{}", 2, false, &e, &g), -EINVAL);
-	assert_int_equal(grammar_cache_get(cache, m, "root ::= \"a\"", 12, false, &e, &g), 0);
-	assert_ptr_equal(g, first);
-	grammar_free(g);
-	/* As many others: it goes, but for who has it. */
-	for (int i = 0; i < GRAMMAR_CACHE_N; i++) {
-		char text[16];
-
-		snprintf(text, sizeof(text), "root ::= \"%d\"", i);
-		assert_int_equal(grammar_cache_get(cache, m, text, 12, false, &e, &g), 0);
-		grammar_free(g);
-	}
-	assert_int_equal(grammar_cache_get(cache, m, "root ::= \"a\"", 12, false, &e, &g), 0);
-	assert_ptr_not_equal(g, first);
-	grammar_free(g);
-	grammar_cache_clear(cache);
-	grammar_cache_free(cache);
-	struct grammar_cursor *c;
-	assert_int_equal(grammar_cursor_new(first, &e, &c), 0);
-	assert_int_equal(grammar_accept(c, "a", 1, &e), 0);
-	assert_true(grammar_is_final(c));
-	grammar_cursor_free(c);
-	grammar_free(first);
-	manifest_free(m);
-}
-
 /* More states than masks are kept: the least recently used go, and come back the same. */
 static void test_masks_go_when_there_are_many(void **state)
 {
@@ -537,14 +495,46 @@ static void test_masks_go_when_there_are_many(void **state)
 	grammar_cursor_free(s.cursor);
 	s.cursor = again;
 	for (int i = 0; i <= 30; i++) {
-		assert_int_equal(get_mask(&s)[0], i < 30 ? 1 : 2);
-		assert_int_equal(get_mask(&s)[0], i < 30 ? 1 : 2);
+		for (int k = 0; k < 2; k++)
+			assert_int_equal(get_mask(&s)[0], i < 30 ? 1 : 2);
 		assert_int_equal(grammar_accept(s.cursor, i < 30 ? "a" : "b", 1, &e), 0);
 	}
 	assert_int_equal(grammar_get_counters(s.grammar)->made, 62);
 	assert_int_equal(grammar_get_counters(s.grammar)->found, 31);
 	site_fini(&s);
 	free(tokens);
+}
+
+/* A hostile grammar: every byte takes thousands of steps, and a token has thousands of bytes. */
+static void test_work_is_capped(void **state)
+{
+	static uint8_t bytes[3000];
+	const struct vocab_trie_token token = {bytes, sizeof(bytes), true, false};
+	char *text = malloc(GBNF_MAX_BYTES);
+	struct vocab_trie *trie;
+	struct grammar *g;
+	struct grammar_cursor *c;
+	const uint32_t *mask;
+	struct err e = ERR_NULL;
+	int n;
+	(void)state;
+
+	assert_non_null(text);
+	memset(bytes, 'a', sizeof(bytes));
+	n = sprintf(text, "root ::= r0{4000}\n");
+	for (int i = 0; i < 2000; i++)
+		n += sprintf(text + n, "r%d ::= r%d\n", i, i + 1);
+	sprintf(text + n, "r2000 ::= \"a\"\n");
+	assert_int_equal(vocab_trie_new(&token, 1, &trie), 0);
+	assert_int_equal(grammar_new(parse(text), trie, &g), 0);
+	assert_int_equal(grammar_cursor_new(g, &e, &c), 0);
+	assert_int_equal(grammar_get_mask(c, &e, &mask), -EOVERFLOW);
+	assert_string_equal(e.text,
+		"grammar: expected at most 4194304 steps to find the next tokens, found more");
+	grammar_cursor_free(c);
+	grammar_free(g);
+	vocab_trie_free(trie);
+	free(text);
 }
 
 static double seconds(void)
@@ -610,8 +600,8 @@ int main(void)
 		CASE(test_full_tables_are_emptied),
 		CASE(test_nesting_is_capped),
 		CASE(test_too_many_ways_are_refused),
-		CASE(test_texts_keep_their_grammars),
 		CASE(test_masks_go_when_there_are_many),
+		CASE(test_work_is_capped),
 		CASE(test_print_what_a_mask_costs),
 	};
 
