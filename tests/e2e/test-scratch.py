@@ -96,7 +96,7 @@ def test_io_is_the_only_host_memory(site):
     before = len(layer_lines(worker))
     complete(site, worker)
     check_equal(site.ctl("ask", QUESTION, worker=worker).out, ANSWER, "answer")
-    # Not for a session's first use either: its pages are of the pool.
+    # Not for a session's first use either: its pages are of the pool's one chunk.
     during = layer_lines(worker)[before:]
     check_equal(during, [], "allocations and maps while sessions were opened and computed")
     r = roles(worker_status(site, worker))
