@@ -215,11 +215,10 @@ static void restart_finish(struct restart *r, struct restart_generation *g)
 		log_warn("model %s: its pin did not come back", model);
 	restart_log_adopted(registry_find(r->service->registry, id), data);
 	if (!record->is_warm)
-		service_tell(r->service,
-			&(struct rpc_reply_event){.kind = RPC_REPLY_READY,
-				.model = model,
-				.generation = id,
-				.export = service_get_export(r->service, data)});
+		service_tell(r->service, &(struct rpc_reply_event){.kind = RPC_REPLY_READY,
+						 .model = model,
+						 .generation = id,
+						 .export = service_get_export(r->service, data)});
 	restart_answer(r, id, NULL);
 	if (registry_find(r->service->registry, id)->state == REGISTRY_READY)
 		outcome_tell_replaced(r->service, registry_find(r->service->registry, id));
