@@ -174,7 +174,7 @@ int resume_handle(struct service *s, struct peer *p, const struct resume_params 
 		!restart_is_of_model(s->restart, params->generation, params->model))
 		return resume_refuse(params->generation, ret_err);
 	if (where == RESTART_LACKING && fds->n == 0) {
-		rpc_reply_resumed(p, params->request, params->generation, NULL);
+		rpc_reply_wants_descriptors(p, params->request, params->generation);
 		return 0;
 	}
 	rc = service_check_pending(p, ret_err);

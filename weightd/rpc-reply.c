@@ -88,12 +88,23 @@ void rpc_reply_resumed(
 	struct reply_contents contents;
 
 	resumed.generation = generation;
-	resumed.wants_descriptors = !e;
 	if (e) {
 		reply_fill_contents(e, &contents);
 		resumed.identity = contents.identity;
 		resumed.file_identity = contents.file_identity;
 	}
+	reply.body_case = WD__REPLY__BODY_RESUMED;
+	reply.resumed = &resumed;
+	rpc_packet_send(p, request, &reply, NULL, 0);
+}
+
+void rpc_reply_wants_descriptors(struct peer *p, uint64_t request, uint64_t generation)
+{
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__Resumed resumed = WD__RESUMED__INIT;
+
+	resumed.generation = generation;
+	resumed.wants_descriptors = true;
 	reply.body_case = WD__REPLY__BODY_RESUMED;
 	reply.resumed = &resumed;
 	rpc_packet_send(p, request, &reply, NULL, 0);

@@ -21,9 +21,12 @@ void rpc_reply_error(struct peer *p, uint64_t request, int code, const struct er
 void rpc_reply_welcome(struct peer *p, uint64_t request, struct service *s);
 void rpc_reply_done(struct peer *p, uint64_t request, uint64_t generation);
 
-/* e: of the generation; NULL: the peer's descriptors are wanted. */
+/* The peer has its lease. e: of the generation; NULL: it is lost, and weightd has nothing of it. */
 void rpc_reply_resumed(
 	struct peer *p, uint64_t request, uint64_t generation, const struct export *e);
+
+/* The peer's descriptors are wanted first. */
+void rpc_reply_wants_descriptors(struct peer *p, uint64_t request, uint64_t generation);
 
 /*
  * The peer has a lease on the generation: its descriptors are lent to the queue. importer: the

@@ -259,7 +259,7 @@ def test_pinned_and_loaded_by_client(site):
         before = generation(site)
         way.kill()
         way.start()
-        wait_until(lambda: any(m["name"] == "demo" for m in site.status()["models"]), "the model")
+        wait_until(lambda: generation(site)["state"] == "ready", "the model")
         check_adopted(site, way, before)
         wait_leases(site, [worker.pid])
         way.close()
