@@ -112,6 +112,13 @@ def test_warm_in_its_file(site):
     way.close()
 
 
+def kept_memfd(keeper):
+    """The path of the memfd that the keeper has; it may still read what it was sent."""
+    folder = f"/proc/{keeper}/fd"
+    found = [os.path.join(folder, fd) for fd in os.listdir(folder)]
+    return next((fd for fd in found if "weightd-weights" in os.readlink(fd)), None)
+
+
 def test_warm_damaged(site):
     """Its sums come back with it: what was changed meanwhile is not served."""
     way = Way(site, "keeper", ["--idle", "1"], model=None)
@@ -119,9 +126,7 @@ def test_warm_damaged(site):
     site.ctl("load", f"demo={harness.MODEL}")
     wait_until(lambda: states(site) == [("warm", 0, 0)], "it cools")
     way.kill()
-    keeper = site.keepers()[0]
-    fds = [f"/proc/{keeper}/fd/{fd}" for fd in os.listdir(f"/proc/{keeper}/fd")]
-    memfd = next(fd for fd in fds if "weightd-weights" in os.readlink(fd))
+    memfd = wait_until(lambda: kept_memfd(site.keepers()[0]), "the memfd in the keeper")
     with open(memfd, "r+b") as f:
         f.seek(os.stat(memfd).st_size // 2)
         byte = f.read(1)
