@@ -502,11 +502,10 @@ static void reply_add_returning(const struct state_generation *g, uint32_t n_mis
 	struct reply_models *models = userdata;
 	static const struct state_residency none;
 	const struct state_residency *r = g->n_residencies > 0 ? &g->residencies[0] : &none;
-	Wd__Generation *m;
 
 	if (!access_shows(models->peer->access, g->model))
 		return;
-	m = reply_arena_alloc(models->arena, 1, sizeof(*m));
+	Wd__Generation *m = reply_arena_alloc(models->arena, 1, sizeof(*m));
 	if (!m)
 		return;
 	wd__generation__init(m);
