@@ -259,7 +259,8 @@ def test_pinned_and_loaded_by_client(site):
         before = generation(site)
         way.kill()
         way.start()
-        wait_until(lambda: generation(site)["state"] == "ready", "the model")
+        wait_until(lambda: [g["state"] for m in site.status()["models"]
+                            for g in m["generations"]] == ["ready"], "the model")
         check_adopted(site, way, before)
         wait_leases(site, [worker.pid])
         way.close()
