@@ -545,6 +545,39 @@ static void worker_client_read_counters(
 		};
 }
 
+static int must_check worker_client_read_sessions(
+	const Wk__Status *m, struct err *ret_err, struct worker_client_status *s)
+{
+	if (m->n_sessions_list > ARRAY_SIZE(s->sessions))
+		return err_set(ret_err, EPROTO,
+			"worker: status: expected at most %zu sessions, found %zu",
+			ARRAY_SIZE(s->sessions), m->n_sessions_list);
+	s->n_sessions_listed = (uint32_t)m->n_sessions_list;
+	s->n_queued = m->n_queued;
+	s->kv_pages = m->kv_pages;
+	s->kv_used_pages = m->kv_used_pages;
+	s->kv_shared_pages = m->kv_shared_pages;
+	s->kv_cached_pages = m->kv_cached_pages;
+	for (uint32_t i = 0; i < s->n_sessions_listed; i++) {
+		const Wk__SessionStatus *from = m->sessions_list[i];
+
+		if (from->state < WK__SESSION_STATUS__STATE__IDLE ||
+			from->state > WK__SESSION_STATUS__STATE__DECODING)
+			return err_set(ret_err, EPROTO,
+				"worker: status: session state: expected 1 to 3, found %d",
+				(int)from->state);
+		s->sessions[i] = (struct worker_client_session){
+			.session = from->session,
+			.client = from->client,
+			.n_tokens = from->n_tokens,
+			.n_cached = from->n_cached,
+			.state = (enum worker_client_session_state)from->state,
+			.tokens_per_second = from->tokens_per_second,
+		};
+	}
+	return 0;
+}
+
 static int must_check worker_client_read_status(
 	const Wk__Status *m, struct err *ret_err, struct worker_client_status *ret_status)
 {
@@ -591,6 +624,8 @@ static int must_check worker_client_read_status(
 		r = worker_client_copy("placement", m->placed_weights[i]->placement,
 			sizeof(p->placement), ret_err, p->placement);
 	}
+	if (r == 0)
+		r = worker_client_read_sessions(m, ret_err, &s);
 	if (r == 0)
 		worker_client_read_counters(m, &s);
 	if (r == 0)

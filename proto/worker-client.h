@@ -276,6 +276,24 @@ struct worker_client_experts {
 	uint64_t n_direct;
 };
 
+enum worker_client_session_state {
+	WORKER_CLIENT_IDLE = 1,
+	WORKER_CLIENT_PROMPT = 2,
+	WORKER_CLIENT_DECODING = 3,
+};
+
+/* See SessionStatus in workerd.proto. */
+struct worker_client_session {
+	uint64_t session;
+	uint64_t client;
+	uint32_t n_tokens;
+	uint32_t n_cached;
+	enum worker_client_session_state state;
+	float tokens_per_second;
+};
+
+enum { WORKER_CLIENT_MAX_SESSIONS = 256 };
+
 struct worker_client_status {
 	int32_t pid;
 	uint64_t uptime_ns;
@@ -287,6 +305,13 @@ struct worker_client_status {
 	uint32_t n_roles;
 	struct worker_client_role roles[WORKER_CLIENT_MAX_ROLES];
 	uint32_t n_sessions;
+	struct worker_client_session sessions[WORKER_CLIENT_MAX_SESSIONS]; /* [n_sessions_listed] */
+	uint32_t n_sessions_listed;
+	uint32_t n_queued; /* generations whose first token is still to come */
+	uint32_t kv_pages; /* 0: parked */
+	uint32_t kv_used_pages;
+	uint32_t kv_shared_pages;
+	uint32_t kv_cached_pages;
 	uint32_t max_sessions;
 	uint32_t n_ctx;
 	uint64_t attach_ns;

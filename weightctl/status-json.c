@@ -231,6 +231,24 @@ static json_t *experts(const struct worker_client_experts *e)
 		(json_int_t)e->n_fetched, "direct", (json_int_t)e->n_direct);
 }
 
+static json_t *session(const void *rows, uint32_t i)
+{
+	static const char *const states[] = {"", "idle", "prompt", "decoding"};
+	const struct worker_client_session *s = (const struct worker_client_session *)rows + i;
+
+	return json_pack("{s:I, s:I, s:I, s:I, s:s, s:f}", "session", (json_int_t)s->session,
+		"client", (json_int_t)s->client, "n_tokens", (json_int_t)s->n_tokens, "n_cached",
+		(json_int_t)s->n_cached, "state", states[s->state], "tokens_per_second",
+		(double)s->tokens_per_second);
+}
+
+static json_t *kv_pages(const struct worker_client_status *s)
+{
+	return json_pack("{s:I, s:I, s:I, s:I}", "total", (json_int_t)s->kv_pages, "used",
+		(json_int_t)s->kv_used_pages, "shared", (json_int_t)s->kv_shared_pages, "cached",
+		(json_int_t)s->kv_cached_pages);
+}
+
 json_t *status_json_worker(const struct worker_client_status *s)
 {
 	json_t *o = json_pack(
@@ -252,5 +270,8 @@ json_t *status_json_worker(const struct worker_client_status *s)
 	o = with(o, "memory", status_memory_json(&s->memory));
 	o = with(o, "identity",
 		output_name(status_names_identity(s->has_identity, s->identity).text));
+	o = with(o, "n_queued", json_integer(s->n_queued));
+	o = with(o, "kv_pages", kv_pages(s));
+	o = with(o, "sessions", array_of(s->sessions, s->n_sessions_listed, session));
 	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

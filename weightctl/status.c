@@ -208,6 +208,27 @@ static void print_experts(const struct worker_client_experts *e)
 		puts("none wanted yet");
 }
 
+static void print_sessions(const struct worker_client_status *s)
+{
+	static const char *const states[] = {"", "idle", "in its prompt", "decoding"};
+
+	if (s->kv_pages)
+		printf("  kv pages: %" PRIu32 " of %" PRIu32 " used, %" PRIu32
+		       " by several sessions; %" PRIu32 " kept for who begins the same\n",
+			s->kv_used_pages, s->kv_pages, s->kv_shared_pages, s->kv_cached_pages);
+	for (uint32_t i = 0; i < s->n_sessions_listed; i++) {
+		const struct worker_client_session *session = &s->sessions[i];
+
+		printf("  session %" PRIu64 " of client %" PRIu64 ": %" PRIu32 " tokens, %" PRIu32
+		       " computed, %s",
+			session->session, session->client, session->n_tokens, session->n_cached,
+			states[session->state]);
+		if (session->tokens_per_second > 0)
+			printf(", %.1f tokens/s", (double)session->tokens_per_second);
+		putchar('\n');
+	}
+}
+
 static void print_worker(const struct worker_client_status *s)
 {
 	printf("worker %" PRId32 ", up %s: ", s->pid, figure_time(s->uptime_ns).text);
@@ -224,6 +245,7 @@ static void print_worker(const struct worker_client_status *s)
 	       " prompt and %" PRIu64 " generated tokens; %" PRIu32 " dispatches a step\n",
 		s->n_sessions, s->max_sessions, s->n_ctx, s->prompt_tokens, s->generated_tokens,
 		s->n_dispatches);
+	print_sessions(s);
 	printf("  weights %s, shared:", figure_bytes(s->weights_bytes).text);
 	for (uint32_t i = 0; i < s->n_placed_weights; i++) {
 		printf("%s %s ", i ? "," : "", figure_bytes(s->placed_weights[i].n_bytes).text);

@@ -238,19 +238,29 @@ static int engine_status(struct engine *e, struct message *m)
 {
 	const struct scheduler_counters *counters = scheduler_get_counters(e->scheduler);
 	struct message_status *s = calloc(1, sizeof(*s));
+	struct kv_counters pages = {0};
 
 	if (!s)
 		return -ENOMEM;
 	m->status = s;
 	s->n_sessions = counters->n_sessions;
+	s->sessions = calloc(counters->n_sessions + 1, sizeof(*s->sessions));
+	if (!s->sessions)
+		return -ENOMEM;
+	s->n_listed = scheduler_list(e->scheduler, s->sessions, &s->n_queued);
 	s->first_token_ns = counters->first_token_ns;
 	s->prompt_tokens = counters->prompt_tokens;
 	s->generated_tokens = counters->generated_tokens;
 	ledger_take(e->site.device, &s->memory);
 	if (e->stack) {
 		plan_get_counters(e->stack->plan, &s->stream);
+		kv_get_counters(e->stack->kv, &pages);
 		s->memory.chunk = e->stack->chunk;
 	}
+	s->kv_pages = pages.n_total;
+	s->kv_used_pages = pages.n_used;
+	s->kv_shared_pages = pages.n_shared;
+	s->kv_cached_pages = pages.n_cached;
 	return 0;
 }
 
@@ -360,6 +370,15 @@ static void engine_step(struct engine *e)
 		engine_set_failed(e, r, &error);
 }
 
+/* When there is something to do though nothing comes. */
+static uint64_t engine_get_deadline(const struct engine *e)
+{
+	uint64_t park_ns = park_get_deadline(e);
+	uint64_t expire_ns = e->code ? UINT64_MAX : scheduler_get_deadline(e->scheduler);
+
+	return park_ns < expire_ns ? park_ns : expire_ns;
+}
+
 static void *engine_run(void *userdata)
 {
 	struct engine *e = userdata;
@@ -380,10 +399,12 @@ static void *engine_run(void *userdata)
 				park_attend(e);
 			if (e->code && e->failure)
 				continue;
-			queue_wait_until(e->params.in, park_get_deadline(e));
+			queue_wait_until(e->params.in, engine_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
 			break;
+		if (!e->code)
+			scheduler_expire(e->scheduler, clock_now_ns());
 		if (!e->code)
 			park_attend(e);
 		if (!e->code && e->stack)
@@ -417,6 +438,9 @@ static int engine_start(struct engine *e, struct err *ret_err)
 
 	if (r)
 		return r;
+	if (e->params.limits)
+		scheduler_set_limits(e->scheduler, e->params.limits);
+	e->params.limits = NULL; /* the caller's */
 	e->stop = message_new(MESSAGE_STOP, 0, 0);
 	e->failure = message_new(MESSAGE_FAILED, 0, 0);
 	if (!e->stop || !e->failure)

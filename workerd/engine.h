@@ -33,6 +33,7 @@ struct lease;
 struct loan;
 struct queue;
 struct stack;
+struct scheduler_limits;
 struct stack_params;
 struct store;
 
@@ -44,7 +45,8 @@ struct engine_params {
 	uint64_t park_after_ns; /* without a generation; 0: only when others need memory */
 	bool no_park;           /* not even then */
 	struct store *store;    /* of saved sessions; NULL: none are saved */
-	bool shares_prefixes;   /* of all clients; else of those of one scope */
+	const struct scheduler_limits *limits; /* copied; NULL: none */
+	bool shares_prefixes;                  /* of all clients; else of those of one scope */
 	struct queue *in;
 	struct queue *text; /* where another model's manifest goes */
 	struct queue *out;  /* answers, tokens and finished generations, to the loop */

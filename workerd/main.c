@@ -26,6 +26,7 @@
 #include "workerd/plan.h"
 #include "workerd/queue.h"
 #include "workerd/rpc.h"
+#include "workerd/scheduler.h"
 #include "workerd/store.h"
 #include "workerd/text.h"
 #include "workerd/weights.h"
@@ -102,6 +103,11 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 	if (r)
 		return r;
 	self->has_chat_template = text_has_chat_template(t->text);
+	const struct scheduler_limits limits = {
+		.n_shared_rows = o->n_step_tokens,
+		.n_client_sessions = o->n_client_sessions,
+		.ttl_ns = o->session_ttl_ns,
+	};
 	const struct engine_params engine = {
 		.site = &w->site,
 		.stack = w->stack,
@@ -110,6 +116,7 @@ static int threads_start(struct threads *t, struct worker *w, const struct optio
 		.park_after_ns = o->park_after_ns,
 		.no_park = o->no_park,
 		.store = t->store,
+		.limits = &limits,
 		.shares_prefixes = o->shares_prefixes,
 		.in = t->engine_queue,
 		.text = t->text_queue,

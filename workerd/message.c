@@ -49,6 +49,8 @@ struct message *message_free(struct message *m)
 		free(m->append.chat);
 	if (m->kind == MESSAGE_GENERATE)
 		message_free_generate(&m->generate);
+	if (m->kind == MESSAGE_STATUS && m->status)
+		free(m->status->sessions);
 	if (m->kind == MESSAGE_STATUS)
 		free(m->status);
 	if (m->kind == MESSAGE_MANIFEST)

@@ -129,6 +129,7 @@ struct message_generate {
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none, at most LOGPROB_MAX_TOP */
 	bool ignore_eos;
+	int32_t priority; /* see workerd/turn.h */
 	bool is_shifting; /* a full context loses tokens instead of ending it, see session_shift */
 	uint32_t n_keep;  /* that it does not lose */
 	const char *constraint; /* GBNF, or a JSON schema; NULL: none */
@@ -217,9 +218,32 @@ struct message_changed {
 };
 
 /* The members that the engine knows; the rest of Status is the loop thread's. */
+/* The numbers of workerd.proto's SessionStatus.State. */
+enum message_session_state {
+	MESSAGE_SESSION_IDLE = 1,
+	MESSAGE_SESSION_PROMPT = 2,
+	MESSAGE_SESSION_DECODING = 3,
+};
+
+struct message_session {
+	uint64_t session;
+	uint64_t client;
+	uint32_t n_tokens;
+	uint32_t n_cached;
+	enum message_session_state state;
+	float tokens_per_second; /* of the generation that runs; 0: none, or too few tokens */
+};
+
 struct message_status {
 	struct ledger memory;
 	uint32_t n_sessions;
+	struct message_session *sessions; /* [n_listed], the message's */
+	uint32_t n_listed;
+	uint32_t n_queued;
+	uint32_t kv_pages; /* as kv_counters has them; 0: parked */
+	uint32_t kv_used_pages;
+	uint32_t kv_shared_pages;
+	uint32_t kv_cached_pages;
 	uint64_t first_token_ns;
 	uint64_t prompt_tokens;
 	uint64_t generated_tokens;

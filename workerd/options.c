@@ -36,6 +36,11 @@ const char options_usage[] =
 	"without\n"
 	"                      a generation, until the next one (default: when others need it)\n"
 	"  --no-park           keep them, whoever needs memory\n"
+	"  --step-tokens N     computed a step while an answer streams, so that a prompt beside "
+	"it\n"
+	"                      does not hold it up (default: as --chunk)\n"
+	"  --client-sessions N of one connection at once (default: --sessions)\n"
+	"  --session-ttl S     close sessions that were idle for S seconds (default: never)\n"
 	"  --sessions-dir DIR  where clients' sessions are saved; a directory that is there\n"
 	"                      (default: they are not)\n"
 	"  --share-prefixes    what one client has had computed may be used for every other\n"
@@ -62,6 +67,9 @@ enum option_id {
 	OPTION_EXPERT_CACHE,
 	OPTION_PARK_AFTER,
 	OPTION_NO_PARK,
+	OPTION_STEP_TOKENS,
+	OPTION_CLIENT_SESSIONS,
+	OPTION_SESSION_TTL,
 	OPTION_SESSIONS_DIR,
 	OPTION_SHARE_PREFIXES,
 	OPTION_FAIL_ON_SPILL,
@@ -86,6 +94,9 @@ static const struct option option_table[] = {
 	{"expert-cache", required_argument, NULL, OPTION_EXPERT_CACHE},
 	{"park-after", required_argument, NULL, OPTION_PARK_AFTER},
 	{"no-park", no_argument, NULL, OPTION_NO_PARK},
+	{"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
+	{"client-sessions", required_argument, NULL, OPTION_CLIENT_SESSIONS},
+	{"session-ttl", required_argument, NULL, OPTION_SESSION_TTL},
 	{"sessions-dir", required_argument, NULL, OPTION_SESSIONS_DIR},
 	{"share-prefixes", no_argument, NULL, OPTION_SHARE_PREFIXES},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
@@ -121,10 +132,11 @@ static int options_parse_chunk(const char *text, struct err *ret_err, uint32_t *
 	return r;
 }
 
-static int options_parse_park_after(const char *text, struct err *ret_err, uint64_t *ret_value)
+static int options_parse_seconds(
+	const char *name, const char *text, struct err *ret_err, uint64_t *ret_value)
 {
 	uint32_t n_seconds;
-	int r = options_parse_u32("park-after", text, UINT32_MAX, ret_err, &n_seconds);
+	int r = options_parse_u32(name, text, UINT32_MAX, ret_err, &n_seconds);
 
 	if (!r)
 		*ret_value = n_seconds * 1000000000ull;
@@ -175,8 +187,17 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_STREAM_ROWS:
 		return options_parse_u32("stream-rows", text, UINT32_MAX, ret_err, &o->stream_rows);
 	case OPTION_EXPERT_CACHE: return options_parse_expert_cache(text, ret_err, o);
-	case OPTION_PARK_AFTER: return options_parse_park_after(text, ret_err, &o->park_after_ns);
+	case OPTION_PARK_AFTER:
+		return options_parse_seconds("park-after", text, ret_err, &o->park_after_ns);
 	case OPTION_NO_PARK: o->no_park = true; return 0;
+	case OPTION_STEP_TOKENS:
+		return options_parse_u32(
+			"step-tokens", text, OPTIONS_MAX_CHUNK, ret_err, &o->n_step_tokens);
+	case OPTION_CLIENT_SESSIONS:
+		return options_parse_u32("client-sessions", text, OPTIONS_MAX_SESSIONS, ret_err,
+			&o->n_client_sessions);
+	case OPTION_SESSION_TTL:
+		return options_parse_seconds("session-ttl", text, ret_err, &o->session_ttl_ns);
 	case OPTION_SESSIONS_DIR: o->sessions_dir = text; return 0;
 	case OPTION_SHARE_PREFIXES: o->shares_prefixes = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;

@@ -46,7 +46,10 @@ struct options {
 	uint64_t park_after_ns;      /* idle; 0: under pressure alone */
 	bool no_park;                /* not under pressure either */
 	bool shares_prefixes;
-	const char *sessions_dir; /* NULL: none are saved */
+	uint32_t n_step_tokens;     /* of a step in which somebody decodes; 0: as many as fit */
+	uint32_t n_client_sessions; /* of one connection at once; 0: all there are */
+	uint64_t session_ttl_ns;    /* idle; 0: until they are closed */
+	const char *sessions_dir;   /* NULL: none are saved */
 	bool fail_on_spill;
 	bool is_deterministic;
 	enum log_level log_level;

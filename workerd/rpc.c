@@ -14,6 +14,8 @@
 #include "workerd/message.h"
 #include "workerd/rpc-memory.h"
 #include "workerd/rpc-sampling.h"
+#include "workerd/rpc-sessions.h"
+#include "workerd/turn.h"
 
 enum {
 	/*
@@ -151,6 +153,10 @@ static int rpc_decode_generate(const Wk__Generate *g, struct message *m, struct 
 	m->generate.session = g->session;
 	m->generate.n_predict = g->n_predict;
 	m->generate.ignore_eos = g->ignore_eos;
+	m->generate.priority = g->priority;
+	if (g->priority < -TURN_MAX_PRIORITY || g->priority > TURN_MAX_PRIORITY)
+		return err_set(ret_err, EINVAL, "priority: expected %d to %d, found %" PRId32,
+			-TURN_MAX_PRIORITY, TURN_MAX_PRIORITY, g->priority);
 	m->generate.is_shifting = g->context_shift;
 	m->generate.n_keep = g->n_keep;
 	int r = rpc_sampling_decode(g, &m->generate, ret_err);
@@ -388,6 +394,7 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 {
 	const struct message_status *s = m->status;
 	struct rpc_memory memory;
+	struct rpc_sessions sessions;
 	Wk__PlacedWeights placed[RPC_N_PLACEMENTS];
 	Wk__PlacedWeights *placed_list[RPC_N_PLACEMENTS];
 	Wk__Streaming streaming = WK__STREAMING__INIT;
@@ -403,6 +410,7 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.software = w->is_software;
 	status.weights_bytes = w->weights_bytes;
 	rpc_memory_fill(s, &memory, &status);
+	rpc_sessions_fill(s, &sessions, &status);
 	status.n_sessions = s->n_sessions;
 	status.max_sessions = w->max_sessions;
 	status.n_ctx = w->n_ctx;

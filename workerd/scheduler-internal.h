@@ -11,20 +11,23 @@
 
 struct err;
 struct session;
+struct turn_claim;
 
 struct scheduler {
 	struct scheduler_params params;
 	struct scheduler_backend backend;
 	struct scheduler_counters counters;
+	struct scheduler_limits limits;
 	bool is_detached;
 	uint64_t last_session;    /* id given last */
 	uint32_t n_promised;      /* sessions that completions which have not begun will open */
 	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
 	struct session *sessions; /* [n_sessions] */
 	/* The step that is being made. */
-	uint32_t *n_take;      /* [n_sessions] rows of each session */
-	struct plan_row *rows; /* [n_rows] */
-	uint32_t *want;        /* [n_sessions] */
+	struct turn_claim *claims; /* [n_sessions] */
+	uint32_t *n_take;          /* [n_sessions] rows of each session */
+	struct plan_row *rows;     /* [n_rows] */
+	uint32_t *want;            /* [n_sessions] */
 };
 
 /* A new session, which is the client's unless it gets a parent. -EAGAIN, -ENOMEM. */

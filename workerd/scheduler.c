@@ -14,6 +14,7 @@
 #include "workerd/sampler.h"
 #include "workerd/scheduler-branch.h"
 #include "workerd/session.h"
+#include "workerd/turn.h"
 
 int scheduler_new(const struct scheduler_params *params, const struct scheduler_backend *backend,
 	struct scheduler **ret_scheduler)
@@ -29,10 +30,11 @@ int scheduler_new(const struct scheduler_params *params, const struct scheduler_
 	s->params = *params;
 	s->backend = *backend;
 	s->sessions = calloc(params->n_sessions, sizeof(*s->sessions));
+	s->claims = calloc(params->n_sessions, sizeof(*s->claims));
 	s->n_take = calloc(params->n_sessions, sizeof(*s->n_take));
 	s->want = calloc(params->n_sessions, sizeof(*s->want));
 	s->rows = calloc(params->n_rows, sizeof(*s->rows));
-	if (!s->sessions || !s->n_take || !s->want || !s->rows) {
+	if (!s->sessions || !s->claims || !s->n_take || !s->want || !s->rows) {
 		scheduler_free(s);
 		return -ENOMEM;
 	}
@@ -45,6 +47,7 @@ struct scheduler *scheduler_free(struct scheduler *s)
 	if (!s)
 		return NULL;
 	free(s->sessions);
+	free(s->claims);
 	free(s->n_take);
 	free(s->want);
 	free(s->rows);
@@ -60,17 +63,33 @@ static int scheduler_find(struct scheduler *s, uint64_t client, uint64_t id, str
 
 		if (session->state != SESSION_CLOSED && session->id == id &&
 			session->client == client && !session->parent) {
+			session->used_ns = clock_now_ns();
 			*ret_session = session;
 			return 0;
 		}
 	}
-	return err_set(ret_err, ENOENT, "session %" PRIu64 ": not one of this connection's", id);
+	return err_set(ret_err, ENOENT, "session %" PRIu64 ": not one of this connection's%s", id,
+		s->limits.ttl_ns ? ", or idle for longer than --session-ttl" : "");
 }
 
 static void scheduler_close_slot(struct scheduler *s, uint32_t slot)
 {
 	if (!s->is_detached)
 		s->backend.close(s->backend.userdata, slot);
+}
+
+static int scheduler_check_quota(const struct scheduler *s, uint64_t client, struct err *ret_err)
+{
+	uint32_t n_most = s->limits.n_client_sessions;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		n += s->sessions[i].state != SESSION_CLOSED && s->sessions[i].client == client &&
+		     !s->sessions[i].parent;
+	if (!n_most || n < n_most)
+		return 0;
+	return err_set(ret_err, EDQUOT,
+		"sessions: this connection has %" PRIu32 ", as many as one may have", n);
 }
 
 int scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope, struct err *ret_err,
@@ -98,17 +117,27 @@ int scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t scope, str
 		return r;
 	}
 	session->scope = scope;
+	session->used_ns = clock_now_ns();
 	s->last_session++;
 	s->counters.n_sessions++;
 	*ret_session = session;
 	return 0;
 }
 
+/* One that the client asks for, and that counts. */
+static int scheduler_open_own(struct scheduler *s, uint64_t client, uint64_t scope,
+	struct err *ret_err, struct session **ret_session)
+{
+	int r = scheduler_check_quota(s, client, ret_err);
+
+	return r ? r : scheduler_open_one(s, client, scope, ret_err, ret_session);
+}
+
 int scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope, struct err *ret_err,
 	uint64_t *ret_session)
 {
 	struct session *session;
-	int r = scheduler_open_one(s, client, scope, ret_err, &session);
+	int r = scheduler_open_own(s, client, scope, ret_err, &session);
 
 	if (!r)
 		*ret_session = session->id;
@@ -127,7 +156,13 @@ static void scheduler_finish_as(struct scheduler *s, struct session *session, ui
 	int code, const struct err *e)
 {
 	struct message *m = session_finish(session, reason);
+	uint64_t now_ns = clock_now_ns();
 
+	/* A completion is a use of the session whose prompt it completes. */
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (&s->sessions[i] == session ||
+			(session->parent && s->sessions[i].id == session->parent))
+			s->sessions[i].used_ns = now_ns;
 	if (code)
 		message_refuse(m, code, e);
 	if (session->parent)
@@ -183,7 +218,7 @@ int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n
 	int r = scheduler_find(s, client, id, ret_err, &from);
 
 	if (!r)
-		r = scheduler_open_one(s, client, from->scope, ret_err, &session);
+		r = scheduler_open_own(s, client, from->scope, ret_err, &session);
 	if (r)
 		return r;
 	r = session_fork(session, from, n_tokens ? n_tokens : from->n_tokens, ret_err);
@@ -215,7 +250,7 @@ int scheduler_restore(struct scheduler *s, const struct scheduler_restore_params
 	struct err *ret_err, uint64_t *ret_session)
 {
 	struct session *session = NULL;
-	int r = scheduler_open_one(s, params->client, params->scope, ret_err, &session);
+	int r = scheduler_open_own(s, params->client, params->scope, ret_err, &session);
 
 	if (r)
 		return r;
@@ -357,6 +392,42 @@ int scheduler_cancel(struct scheduler *s, uint64_t client, uint64_t id, struct e
 	return r;
 }
 
+void scheduler_set_limits(struct scheduler *s, const struct scheduler_limits *limits)
+{
+	s->limits = *limits;
+}
+
+/* Neither it nor a completion of its prompt generates. */
+static bool scheduler_is_idle(const struct scheduler *s, const struct session *session)
+{
+	if (session->state != SESSION_IDLE)
+		return false;
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		if (s->sessions[i].state == SESSION_GENERATING &&
+			s->sessions[i].parent == session->id)
+			return false;
+	return true;
+}
+
+void scheduler_expire(struct scheduler *s, uint64_t now_ns)
+{
+	for (uint32_t i = 0; s->limits.ttl_ns && i < s->params.n_sessions; i++)
+		if (scheduler_is_idle(s, &s->sessions[i]) && now_ns >= s->sessions[i].used_ns &&
+			now_ns - s->sessions[i].used_ns >= s->limits.ttl_ns)
+			scheduler_end(s, &s->sessions[i]);
+}
+
+uint64_t scheduler_get_deadline(const struct scheduler *s)
+{
+	uint64_t deadline_ns = UINT64_MAX;
+
+	for (uint32_t i = 0; s->limits.ttl_ns && i < s->params.n_sessions; i++)
+		if (scheduler_is_idle(s, &s->sessions[i]) &&
+			s->sessions[i].used_ns + s->limits.ttl_ns < deadline_ns)
+			deadline_ns = s->sessions[i].used_ns + s->limits.ttl_ns;
+	return deadline_ns;
+}
+
 void scheduler_disconnect(struct scheduler *s, uint64_t client)
 {
 	for (uint32_t i = 0; i < s->params.n_sessions; i++)
@@ -444,47 +515,27 @@ bool scheduler_is_busy(const struct scheduler *s)
 	return false;
 }
 
-/*
- * Rows of each session into n_take. One row for each that decodes; of the rest the prompts get
- * equal shares, and what a short prompt leaves goes to the others.
- */
+/* Rows of each session into n_take. */
 static void scheduler_share(struct scheduler *s)
 {
-	uint32_t n_sessions = s->params.n_sessions;
-	uint32_t n_left = s->params.n_rows;
-	uint32_t n_waiting;
+	uint32_t n_shared = s->limits.n_shared_rows;
 
-	for (uint32_t i = 0; i < n_sessions; i++) {
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
 		const struct session *session = &s->sessions[i];
 
-		s->n_take[i] =
-			session->state == SESSION_GENERATING && session_get_n_due(session) == 1;
-		n_left -= s->n_take[i];
+		s->claims[i] = (struct turn_claim){0};
+		if (session->state == SESSION_GENERATING)
+			s->claims[i] = (struct turn_claim){
+				.n_due = session_get_n_due(session),
+				.priority = session->generate->generate.priority,
+				.n_waited = session->n_waited,
+			};
 	}
-	do {
-		n_waiting = 0;
-		for (uint32_t i = 0; i < n_sessions; i++)
-			n_waiting += s->sessions[i].state == SESSION_GENERATING &&
-				     s->n_take[i] < session_get_n_due(&s->sessions[i]);
-		uint32_t n_share = n_waiting && n_left > n_waiting ? n_left / n_waiting : 1;
-
-		for (uint32_t k = 0; k < n_sessions && n_left; k++) {
-			uint32_t i = (s->turn + k) % n_sessions;
-			const struct session *session = &s->sessions[i];
-			uint32_t n;
-
-			if (session->state != SESSION_GENERATING)
-				continue;
-			n = session_get_n_due(session) - s->n_take[i];
-			if (n > n_share)
-				n = n_share;
-			if (n > n_left)
-				n = n_left;
-			s->n_take[i] += n;
-			n_left -= n;
-		}
-	} while (n_left && n_waiting);
-	s->turn = (s->turn + 1) % n_sessions;
+	turn_share(s->claims, s->params.n_sessions, s->params.n_rows,
+		n_shared ? n_shared : s->params.n_rows, s->turn, s->n_take);
+	for (uint32_t i = 0; i < s->params.n_sessions; i++)
+		s->sessions[i].n_waited = s->n_take[i] ? 0 : s->sessions[i].n_waited + 1;
+	s->turn = (s->turn + 1) % s->params.n_sessions;
 }
 
 /* Contexts that are full lose tokens or end their generation. */
@@ -649,6 +700,31 @@ int scheduler_step(struct scheduler *s, struct err *ret_err)
 	if (r)
 		return r;
 	return scheduler_advance(s, logits, ret_err);
+}
+
+uint32_t scheduler_list(
+	const struct scheduler *s, struct message_session *ret_sessions, uint32_t *ret_n_queued)
+{
+	uint32_t n = 0;
+	uint32_t n_queued = 0;
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		const struct session *from = &s->sessions[i];
+
+		if (from->state == SESSION_CLOSED)
+			continue;
+		ret_sessions[n] = (struct message_session){
+			.session = from->id,
+			.client = from->client,
+			.n_tokens = from->n_tokens,
+			.n_cached = from->n_cached,
+		};
+		session_describe(from, &ret_sessions[n]);
+		n_queued += ret_sessions[n].state == MESSAGE_SESSION_PROMPT;
+		n++;
+	}
+	*ret_n_queued = n_queued;
+	return n;
 }
 
 const struct scheduler_counters *scheduler_get_counters(const struct scheduler *s)

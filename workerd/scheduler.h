@@ -64,14 +64,30 @@ struct scheduler_params {
 	uint32_t n_page_tokens;  /* what is published is a multiple of it */
 };
 
+/* What does not change with the KV cache. Zero: no limit. */
+struct scheduler_limits {
+	uint32_t n_shared_rows;     /* of a step in which somebody decodes */
+	uint32_t n_client_sessions; /* of one client at once */
+	uint64_t ttl_ns;            /* a session that nobody used for so long is closed */
+};
+
 /* backend's userdata is borrowed. -ENOMEM, -EINVAL. */
 int must_check scheduler_new(const struct scheduler_params *params,
 	const struct scheduler_backend *backend, struct scheduler **ret_scheduler);
+
+void scheduler_set_limits(struct scheduler *s, const struct scheduler_limits *limits);
+
+/* Closes sessions that have been idle for too long. */
+void scheduler_expire(struct scheduler *s, uint64_t now_ns);
+
+/* When scheduler_expire has something to do, if nothing comes; UINT64_MAX: never. */
+uint64_t scheduler_get_deadline(const struct scheduler *s);
 
 /* Without a word to the backend: scheduler_stop before it. Accepts NULL; returns NULL. */
 struct scheduler *scheduler_free(struct scheduler *s);
 
 /* scope: workerd/prefix.h. */
+/* -EAGAIN when all are open, -EDQUOT when the client has as many as one may. */
 int must_check scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope,
 	struct err *ret_err, uint64_t *ret_session);
 
@@ -166,5 +182,13 @@ struct scheduler_counters {
 };
 
 const struct scheduler_counters *scheduler_get_counters(const struct scheduler *s);
+
+/*
+ * What of the open sessions a status says: into ret_sessions, [n_sessions of the params], and their
+ * number; of those that generate, *ret_n_queued have their first token still to come.
+ */
+struct message_session;
+uint32_t scheduler_list(
+	const struct scheduler *s, struct message_session *ret_sessions, uint32_t *ret_n_queued);
 
 #endif

@@ -209,6 +209,7 @@ int session_start(struct session *s, struct message *generate, uint32_t n_vocab,
 		return r;
 	}
 	session_set_state(s, SESSION_GENERATING);
+	s->n_waited = 0;
 	if (s->n_cached == s->n_tokens)
 		s->n_cached--;
 	s->generate = generate;
@@ -279,8 +280,8 @@ uint32_t session_accept(struct session *s, uint32_t token, bool is_end, const ch
 		s->first_ns = now_ns;
 	s->last_ns = now_ns;
 	bool is_stop = session_is_stop_token(g, token) || holdback_add(&s->text, bytes, n_bytes);
-	bool is_full = f->generated_tokens == g->n_predict ||
-		       (s->n_tokens == s->n_ctx && !g->is_shifting);
+	bool is_full =
+		f->generated_tokens == g->n_predict || (s->n_tokens == s->n_ctx && !g->is_shifting);
 	if (is_stop || (is_end && !g->ignore_eos) || session_is_at_end(s, is_full))
 		reason = MESSAGE_REASON_STOP;
 	else if (is_full)
@@ -313,6 +314,20 @@ struct message *session_unstart(struct session *s)
 
 	m->generate.finished = (struct message_finished){0};
 	return m;
+}
+
+void session_describe(const struct session *s, struct message_session *ret_session)
+{
+	uint32_t n;
+
+	ret_session->state = MESSAGE_SESSION_IDLE;
+	if (s->state != SESSION_GENERATING)
+		return;
+	n = s->generate->generate.finished.generated_tokens;
+	ret_session->state = n ? MESSAGE_SESSION_DECODING : MESSAGE_SESSION_PROMPT;
+	if (n > 1 && s->last_ns > s->first_ns)
+		ret_session->tokens_per_second =
+			(float)((double)(n - 1) * 1e9 / (double)(s->last_ns - s->first_ns));
 }
 
 struct message *session_finish(struct session *s, uint32_t reason)

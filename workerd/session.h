@@ -32,6 +32,7 @@ struct session {
 	uint64_t client;
 	uint64_t scope;   /* whose KV it may find, and who may find its (workerd/prefix.h) */
 	uint32_t slot;    /* of kv; while there is one */
+	uint64_t used_ns; /* when a client, or a generation, was last done with it */
 	bool is_restored; /* its KV came from a file: nobody else is to have it */
 	bool is_stale;    /* its tokens mean nothing to the model that is there now */
 	uint32_t n_ctx;
@@ -45,6 +46,7 @@ struct session {
 	struct message *generate; /* or MESSAGE_FINISHED; the session's until it is finished */
 	struct sampler *sampler;
 	struct grammar_cursor *cursor; /* NULL: no grammar */
+	uint32_t n_waited;             /* steps in a row that it got no row of */
 	uint64_t first_ns;             /* when the first and the last token were chosen */
 	uint64_t last_ns;
 };
@@ -132,6 +134,10 @@ void session_shift(struct session *s);
 
 /* GENERATING to IDLE behind session_start; the message is as it was, and the caller's again. */
 struct message *session_unstart(struct session *s);
+
+/* State and speed of an open session. */
+struct message_session;
+void session_describe(const struct session *s, struct message_session *ret_session);
 
 /* GENERATING to IDLE: the figures into the MESSAGE_GENERATE, which is the caller's again. */
 struct message *session_finish(struct session *s, uint32_t reason);

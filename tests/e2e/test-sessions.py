@@ -4,9 +4,10 @@
 import os
 
 import harness
-from harness import check, check_equal
+from harness import check, check_equal, wait_until
 from worker_socket import (
-    CLOSE, FINISHED, TOKEN, TOKENIZE, TRUNCATE, Connection, Refused, field, unpacked)
+    CLOSE, FINISHED, TOKEN, TOKENIZE, TRUNCATE, Connection, Refused, field, fields,
+    unpacked)
 
 QUESTION = "What is the capital of France?"
 PAGE_TOKENS = 32  # workerd/kv.h
@@ -198,6 +199,107 @@ def test_prefix_is_everybodys(site):
         first = ask_ids(a, prompt)
         check_equal(first[1], 0, "one user")
         check_equal(ask_ids(b, prompt), (first[0], 96), "another user")
+
+
+def kv_pages(c):
+    """Pages in all, of sessions, of more than one, of none but kept."""
+    status = c.status()
+    return [status.get(n, 0) for n in (23, 24, 25, 26)]
+
+
+def test_status_counts_pages(site):
+    worker = serve(site, "--sessions", "2", "--ctx", "128")
+    with Connection(worker) as c:
+        check_equal(kv_pages(c), [8, 0, 0, 0], "pages of an empty worker")
+        session = c.open()
+        c.append_ids(session, long_prompt(70))
+        answer(c, session, 2)
+        check_equal(kv_pages(c), [8, 3, 0, 0], "pages of a session")
+        c.fork(session, 70)
+        check_equal(kv_pages(c), [8, 4, 2, 0], "pages of a fork")
+        rows = [fields(r) for r in c.status_rows(28)]
+        check_equal([(r[1], r[3], r[4], r[5]) for r in rows],
+                    [(session, 72, 71, 1), (session + 1, 70, 70, 1)], "sessions")
+        check_equal(len({r[2] for r in rows}), 1, "clients")
+        told = site.ctl("--json", "status", worker=worker).json()["worker"]
+        check_equal(told["kv_pages"], {"total": 8, "used": 4, "shared": 2, "cached": 0}, "told")
+        check_equal([(s["n_tokens"], s["state"]) for s in told["sessions"]],
+                    [(72, "idle"), (70, "idle")], "told")
+        text = site.ctl("status", worker=worker).out
+        check("  kv pages: 4 of 8 used, 2 by several sessions; 0 kept" in text, text)
+        check("72 tokens, 71 computed, idle" in text, text)
+    with Connection(worker) as c:
+        wait_until(lambda: kv_pages(c) == [8, 0, 0, 2], "pages of a connection that is gone")
+
+
+def test_disconnect_in_a_prompt(site):
+    worker = serve(site, "--chunk", "64")
+    with Connection(worker) as watcher:
+        for _ in range(3):
+            c = Connection(worker)
+            session = c.open()
+            c.append_ids(session, long_prompt(500))
+            c.generate(session, 100, ignore_eos=True)
+            c.close()
+            wait_until(lambda: watcher.n_sessions() == 0, "sessions of a closed connection",
+                       harness.START_SECONDS)
+            check_equal(kv_pages(watcher)[1], 0, "pages of a closed connection")
+        check_equal(len(ask_ids(watcher, long_prompt(10))[0]), 20, "tokens for who comes after")
+
+
+def test_priority(site):
+    """All answers are what they are alone, whoever goes first; a wrong priority is refused."""
+    worker = serve(site, "--chunk", "64", "--step-tokens", "16")
+    prompts = [long_prompt(150, 300 + i) for i in range(4)]
+    with Connection(worker) as c:
+        sessions = [c.open() for _ in prompts]
+        for session, prompt in zip(sessions, prompts):
+            c.append_ids(session, prompt)
+        started = [c.generate_at(s, 12, p) for s, p in zip(sessions, (-100, 0, 100, 5))]
+        streams = {id_: [] for id_ in started}
+        left = set(started)
+        while left:
+            id_, kind, reply = c.receive()
+            if kind == TOKEN:
+                streams[id_].append(reply.get(1, 0))
+            else:
+                check_equal(kind, FINISHED, f"reply to {id_}")
+                left.remove(id_)
+        for priority in 101, -101, 1 << 31:
+            try:
+                c.finish(c.generate_at(sessions[0], 1, priority))
+                raise harness.Failure(f"priority {priority} was taken")
+            except Refused as e:
+                check("priority: expected -100 to 100" in str(e), str(e))
+    elsewhere = site.worker("demo", ["--deterministic"])
+    with Connection(elsewhere) as c:
+        for id_, prompt in zip(started, prompts):
+            check_equal(ask_ids(c, prompt, 12)[0], streams[id_], "tokens alone")
+
+
+def test_quota_of_a_connection(site):
+    worker = serve(site, "--client-sessions", "2")
+    with Connection(worker) as a, Connection(worker) as b:
+        first = a.open()
+        a.open()
+        check_equal(refusal(a.open), "sessions: this connection has 2, as many as one may have",
+                    "a third")
+        b.open()
+        a.call(CLOSE, field(1, first))
+        a.open()
+
+
+def test_idle_sessions_end(site):
+    worker = serve(site, "--session-ttl", "1")
+    with Connection(worker) as c, Connection(worker) as watcher:
+        session = c.open()
+        c.append_ids(session, long_prompt(40))
+        answer(c, session, 2)
+        wait_until(lambda: watcher.n_sessions() == 0, "the end of an idle session")
+        check("or idle for longer than --session-ttl" in refusal(c.append_ids, session, [1]),
+              "an append that comes late")
+        # Nothing more is to be done, and nothing is: the worker goes on serving.
+        check_equal(ask_ids(c, long_prompt(40), 2)[1], 32, "cached tokens of the one that ended")
 
 
 if __name__ == "__main__":

@@ -217,6 +217,11 @@ class Connection:
             more += field(12, 1) + field(13, n_keep)
         return self.send(GENERATE, body + more)
 
+    def generate_at(self, session, n_predict, priority):
+        """The same with a priority, from -100 to 100."""
+        body = field(1, session) + field(2, n_predict) + field(3, sampling()) + field(5, 1)
+        return self.send(GENERATE, body + field(6, priority & (1 << 64) - 1))
+
     def finish(self, id_):
         """(ids, text, Finished) of the generation id_."""
         ids, text = [], b""
@@ -233,6 +238,23 @@ class Connection:
 
     def status(self):
         return self.call(STATUS)[1]
+
+    def status_rows(self, number):
+        """The bytes of each entry of a repeated field of Status."""
+        wanted = self.send(STATUS)
+        (n_bytes,) = struct.unpack("<I", self.receive_bytes(4))
+        reply = fields(self.receive_bytes(n_bytes))
+        if reply[1] != wanted:
+            raise AssertionError(f"answer to {reply[1]}, not {wanted}")
+        rows, at, data = [], 0, reply[STATUS_REPLY]
+        while at < len(data):
+            key, at = take_varint(data, at)
+            value, at = take_varint(data, at)
+            if key & 7 == 2:
+                if key >> 3 == number:
+                    rows.append(data[at:at + value])
+                at += value
+        return rows
 
     def n_sessions(self):
         return self.status().get(10, 0)

@@ -41,6 +41,19 @@ static void test_switches(void **state)
 	assert_false(o.shares_prefixes);
 	assert_int_equal(parse("--share-prefixes", NULL, &e, &o), 0);
 	assert_true(o.shares_prefixes);
+	assert_null(o.sessions_dir);
+	assert_int_equal(o.n_step_tokens + o.n_client_sessions + o.session_ttl_ns, 0);
+	assert_int_equal(parse("--sessions-dir", "d", &e, &o), 0);
+	assert_string_equal(o.sessions_dir, "d");
+	assert_int_equal(parse("--step-tokens", "64", &e, &o), 0);
+	assert_int_equal(o.n_step_tokens, 64);
+	assert_int_equal(parse("--client-sessions", "2", &e, &o), 0);
+	assert_int_equal(o.n_client_sessions, 2);
+	assert_int_equal(parse("--session-ttl", "60", &e, &o), 0);
+	assert_int_equal(o.session_ttl_ns, 60000000000ull);
+	assert_int_equal(parse("--session-ttl", "0", &e, &o), -EINVAL);
+	assert_string_equal(e.text, "--session-ttl: expected 1 to 4294967295, found 0");
+	assert_int_equal(parse("--client-sessions", "257", &e, &o), -EINVAL);
 }
 
 static void test_expert_cache(void **state)

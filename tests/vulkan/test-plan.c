@@ -265,6 +265,39 @@ static void test_scratch_is_used_again(void **state)
 	assert_true(n_sum > 3 * n_most);
 }
 
+/* A row that decodes, beside a prompt of another session: before it, behind it, or alone. */
+static void test_bits_do_not_depend_on_a_batch(void **state)
+{
+	enum { N = 20, MAX = 65 };
+	static const uint32_t sizes[] = {2, 15, 16, 17, 64, MAX};
+	struct plan_row rows[MAX];
+	float *alone = malloc(sizeof(float) * n_vocab);
+	uint32_t slot = open_slot(N + 1);
+
+	(void)state;
+	assert_non_null(alone);
+	for (uint32_t i = 0; i < N; i++)
+		rows[i] = (struct plan_row){.token = tokens[i], .position = i, .slot = slot};
+	step(rows, N, NULL, 0);
+	const struct plan_row own = {.token = tokens[N], .position = N, .slot = slot};
+	memcpy(alone, step(&own, 1, (const uint32_t[]){0}, 1), sizeof(float) * n_vocab);
+	for (uint32_t i = 0; i < 2 * ARRAY_SIZE(sizes); i++) {
+		uint32_t n = sizes[i / 2];
+		uint32_t want = i % 2 ? n - 1 : 0;
+		uint32_t other = open_slot(n);
+
+		for (uint32_t k = 0; k + 1 < n; k++)
+			rows[k + (want == 0)] = (struct plan_row){
+				.token = tokens[k + 1], .position = k, .slot = other};
+		rows[want] = own;
+		if (memcmp(step(rows, n, &want, 1), alone, sizeof(float) * n_vocab))
+			fail_msg("row %u of a step of %u: other logits", want, n);
+		kv_close(kv, other);
+	}
+	kv_close(kv, slot);
+	free(alone);
+}
+
 /* Three sessions, one at a time and then all in the same steps. */
 static void test_bits_do_not_depend_on_neighbours(void **state)
 {
@@ -403,6 +436,7 @@ int main(int argc, char **argv)
 		CASE(test_bits_do_not_depend_on_old_scratch),
 		CASE(test_scratch_has_names),
 		CASE(test_scratch_is_used_again),
+		CASE(test_bits_do_not_depend_on_a_batch),
 		CASE(test_bits_do_not_depend_on_neighbours),
 		CASE(test_step_refused),
 		CASE(test_plan_refused),
