@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What a worker does when a context or the KV cache is full, and keys and values as Q8_0."""
+import os
+import subprocess
+
 import harness
 from harness import check, check_equal
 from worker_socket import CLOSE, LENGTH, Connection, Refused, field
@@ -93,6 +96,17 @@ def test_pages_run_out(site):
         check(b"kv: 1 more pages asked, 0 of 6 are free" in finished[2], f"{finished}")
         c.call(CLOSE, field(1, first))
         check_equal(len(answer(c, second, 3)), 3, "tokens of the second")
+
+
+def test_pool_smaller_than_a_context(site):
+    site.weightd({"demo": harness.MODEL})
+    argv = [harness.need_env("WORKERD_BIN"), "--model", "demo", "--weights", site.weightd_socket,
+            "--socket", os.path.join(site.dir, "w.sock"), "--ctx", "128", "--kv-tokens", "127"]
+    run = subprocess.run(argv, env=site.env, stdin=subprocess.DEVNULL, capture_output=True,
+                         timeout=60, check=False)
+    check_equal(run.returncode, 1, "exit status")
+    check(b"--kv-tokens: expected at least the 128 of a context, found 127" in run.stderr,
+          f"{run.stderr}")
 
 
 def test_q8_0(site):

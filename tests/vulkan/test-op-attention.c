@@ -159,7 +159,7 @@ static void run_shapes(enum kv_layout_type type)
 {
 	static const uint32_t dims[] = {64, 2, 128, 34, 256, 96, 80};
 	static const uint32_t groups[] = {2, 1, 4, 3, 8, 6, 5, 7};
-	static const uint32_t splits[] = {0, 2, 4};
+	static const uint32_t splits[] = {0, 2, OP_ATTENTION_MAX_SPLITS};
 	struct op_arena a;
 
 	op_arena_init(&a, 8 << 20, seed);
@@ -322,6 +322,10 @@ static void test_refused(void **state)
 	p.head_dim = 64;
 	p.n_splits = OP_ATTENTION_MAX_SPLITS + 1;
 	assert_int_equal(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), -EINVAL);
+	p.n_splits = 0;
+	p.n_slot_pages = UINT32_MAX;
+	assert_int_equal(op_attention_record(a.pool, op_arena_begin(&a), &p, &e), -ENOTSUP);
+	assert_string_equal(e.text, "attention: a context of 4294967295 pages is too long");
 	op_arena_fini(&a);
 }
 

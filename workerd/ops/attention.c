@@ -50,7 +50,7 @@ static uint32_t choose_splits(
 
 	if (p->n_splits)
 		return p->n_splits;
-	while (n_rounds / n > MAX_ROUNDS && n < OP_ATTENTION_MAX_SPLITS)
+	while (n_rounds / n > MAX_ROUNDS)
 		n *= 2;
 	return n;
 }
@@ -84,6 +84,9 @@ int op_attention_record(struct op_pool *pool, struct vk_command *c,
 	uint32_t n_heads = choose_heads(pool, p);
 	uint32_t n_lanes = choose_lanes(pool, layout.n_row_bytes / KV_LAYOUT_ALIGN);
 	uint32_t n_splits = choose_splits(pool, p, n_lanes);
+	if (n_splits > OP_ATTENTION_MAX_SPLITS)
+		return err_set(ret_err, ENOTSUP, "attention: a context of %u pages is too long",
+			p->n_slot_pages);
 	const struct abi_attention push = {
 		.qkv = p->qkv,
 		.y = p->y,

@@ -34,10 +34,13 @@ struct op_attention_params {
 
 enum {
 	OP_ATTENTION_MAX_HEAD_DIM = 256, /* query and sums stay in a subgroup's registers */
-	OP_ATTENTION_MAX_SPLITS = 16,    /* their sums have to fit shared memory */
+	OP_ATTENTION_MAX_SPLITS = 8,     /* their sums take up to 17 KiB of shared memory */
 };
 
-/* Records it. -ENOTSUP for heads that the kernel cannot hold. Engine thread. */
+/*
+ * Records it. -ENOTSUP for heads that the kernel cannot hold, and for more pages a slot than it
+ * counts. Engine thread.
+ */
 int must_check op_attention_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_attention_params *params, struct err *ret_err);
 
