@@ -107,8 +107,8 @@ static void take_finished(void *userdata, struct message *generate)
 }
 
 /* Nobody had anything computed before. */
-static uint32_t adopt(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids,
-	uint32_t n_ids)
+static uint32_t adopt(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
 {
 	(void)userdata;
 	(void)slot;
@@ -119,8 +119,8 @@ static uint32_t adopt(void *userdata, uint32_t slot, uint64_t scope, const uint3
 }
 
 /* What others may find is what the session has now, shifted or not. */
-static void publish(void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids,
-	uint32_t n_ids)
+static void publish(
+	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
 {
 	(void)userdata;
 	(void)slot;
