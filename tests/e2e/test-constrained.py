@@ -54,13 +54,13 @@ SCHEMAS = [
      "required": ["n"]}], "$defs": {"named": {"type": "object", "properties": {"name": WORD},
      "required": ["name"]}}},
     {"$ref": "#/definitions/pair", "definitions": {"pair": {"type": "object", "properties": {
-     "left": {"$ref": "#/definitions/leaf"}, "right": {"$ref": "#/definitions/leaf"}},
-     "required": ["left", "right"]}, "leaf": {"type": "array", "items": {"type": "boolean"},
-     "minItems": 1, "maxItems": 2}}},
+     "l": {"$ref": "#/definitions/leaf"}, "r": {"$ref": "#/definitions/leaf"}},
+     "required": ["l", "r"]}, "leaf": {"type": "array", "items": {"type": "boolean"},
+     "minItems": 1, "maxItems": 1}}},
     {"title": "nested", "description": "three deep", "type": "object", "properties": {
-     "rows": {"type": "array", "maxItems": 2, "items": {"type": "object", "properties": {
+     "rows": {"type": "array", "maxItems": 1, "items": {"type": "object", "properties": {
       "id": {"type": "integer", "minimum": 1, "maximum": 999}, "tags": {"type": "array",
-       "items": {"enum": ["x", "y"]}, "maxItems": 3}}, "required": ["id"]}},
+       "items": {"enum": ["x", "y"]}, "maxItems": 2}}, "required": ["id"]}},
      "ok": {"type": "boolean"}}, "required": ["rows", "ok"]},
     {"type": "object", "properties": {"a\"b\\": {"type": "boolean"}, "é": {"type": "null"}},
      "required": ["a\"b\\", "é"]},
@@ -179,8 +179,7 @@ def test_the_validator(_):
         (True, {"enum": [1]}), ({"nested": [1, {"x": "y"}]}, SCHEMAS[12]), (9, SCHEMAS[13]),
         ({"name": "x"}, SCHEMAS[14]), ({"d": 1}, SCHEMAS[15]), ([1], SCHEMAS[16]),
         ([1, 2, 100], SCHEMAS[16]), (["a", True, 1], SCHEMAS[17]), ({"kind": "circle"}, SCHEMAS[18]),
-        ("abcd", SCHEMAS[19]), ({"name": "x"}, SCHEMAS[20]), ({"left": [], "right": [True]},
-                                                             SCHEMAS[21]),
+        ("abcd", SCHEMAS[19]), ({"name": "x"}, SCHEMAS[20]), ({"l": [], "r": [True]}, SCHEMAS[21]),
     ]
     for value, schema in rows:
         check(list(problems(value, schema, schema)), f"{value!r} is allowed by {schema}")
@@ -291,6 +290,21 @@ def test_grammars(site):
         check_equal(run('root ::= "a"', n_predict=1), ("a", STOP), "at the limit")
         text, reason = run('root ::= "a"*')
         check(re.fullmatch("a*", text) and reason in (STOP, LENGTH), f"a loop: {text}, {reason}")
+        # Several completions of one prompt, each with a place of its own in the grammar.
+        c.call(TRUNCATE, field(1, session))
+        c.append_text(session, PROMPT)
+        id_ = generate(c, session, 5, field(GRAMMAR, 'root ::= [a-z]{3} "." [0-9]{2}') + field(10, 3))
+        texts, n_finished = [b"", b"", b""], 0
+        while n_finished < 3:
+            got, kind, answer = c.receive()
+            check(got == id_ and kind in (TOKEN, FINISHED), f"reply {kind}: {answer}")
+            if kind == FINISHED:
+                check_equal(answer[1], STOP, f"reason ({answer.get(2)})")
+                n_finished += 1
+            else:
+                texts[answer.get(5, 0)] += answer.get(2, b"")
+        for text in texts:
+            check(re.fullmatch(rb"[a-z]{3}\.[0-9]{2}", text), f"a completion: {texts}")
         # Afterwards it is free again.
         c.call(TRUNCATE, field(1, session))
         c.append_chat(session, "What is the capital of France?")
