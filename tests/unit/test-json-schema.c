@@ -54,8 +54,8 @@ static void expect_err(const char *schema, int code, const char *sentence)
 static void test_any_value(void **state)
 {
 	static const char *const any[] = {"{}", "true",
-		"{\"title\":\"x\",\"description\":\"x\",\"default\":1,\"examples\":[],\"$schema\":"
-		"\"x\",\"$id\":\"x\",\"$comment\":\"x\",\"$defs\":{\"q\":{\"nonsense\":1}}}"};
+		("{\"title\":\"x\",\"description\":\"x\",\"default\":1,\"examples\":[],\"$schema\":"
+		 "\"x\",\"$id\":\"x\",\"$comment\":\"x\",\"$defs\":{\"q\":{\"nonsense\":1}}}")};
 	(void)state;
 
 	for (size_t i = 0; i < ARRAY_SIZE(any); i++)

@@ -422,7 +422,7 @@ static uint32_t get_allowed(struct session *s)
 static uint32_t choose(struct session *s, uint32_t token)
 {
 	struct err e = ERR_NULL;
-	const char *bytes = "abcd" + (token - 1) % 4;
+	const char *bytes = &"abcd"[(token - 1) % 4];
 	uint32_t n_ready;
 
 	assert_int_equal(session_follow(s, token == 5, bytes, token == 5 ? 0 : 1, &e), 0);
