@@ -495,10 +495,43 @@ static void test_full_context(void **state)
 	end_scheduler(s);
 }
 
+/* Completions are no sessions of the client's, and their prompt's session is in use by them. */
+static void test_limits(void **state)
+{
+	const struct scheduler_limits limits = {.n_client_sessions = 1, .ttl_ns = 1000};
+	struct scheduler *s = new_scheduler();
+	uint64_t session = open_prompt(s);
+	struct heard alone[N_SESSIONS];
+	struct err e = ERR_NULL;
+	uint64_t more;
+
+	(void)state;
+	check_ok(scheduler_close(s, CLIENT, session, &e), &e);
+	run_alone(s, 1, 3, alone);
+	scheduler_set_limits(s, &limits);
+	session = open_prompt(s);
+	generate(s, session, 3, 1);
+	while (scheduler_is_busy(s)) {
+		step(s);
+		if (!scheduler_is_busy(s))
+			break;
+		/* However late it is: some completion runs, and the session stays. */
+		assert_int_equal(scheduler_get_deadline(s), UINT64_MAX);
+		scheduler_expire(s, UINT64_MAX);
+		assert_int_equal(scheduler_open(s, CLIENT, CLIENT, &e, &more), -EDQUOT);
+	}
+	expect_like_alone(alone, 3, 1);
+	assert_int_equal(scheduler_get_counters(s)->n_sessions, 1);
+	scheduler_expire(s, scheduler_get_deadline(s));
+	assert_int_equal(scheduler_get_counters(s)->n_sessions, 0);
+	end_scheduler(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_like_alone),
+		CASE(test_limits),
 		CASE(test_room),
 		CASE(test_ends),
 		CASE(test_no_pages),
