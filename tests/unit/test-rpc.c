@@ -242,11 +242,136 @@ static void encodes_logprobs(void **state)
 	message_free(m);
 }
 
+static void judges_priority(void **state)
+{
+	static const int32_t right[] = {0, 100, -100}, wrong[] = {101, -101, INT32_MIN};
+	Wk__Generate g = WK__GENERATE__INIT;
+	char text[sizeof(struct err)], expected[128];
+
+	(void)state;
+	g.session = 1;
+	for (unsigned i = 0; i < ARRAY_SIZE(right); i++) {
+		g.priority = right[i];
+		struct message *m = decode(&g, text);
+		assert_string_equal(text, "");
+		assert_int_equal(m->generate.priority, right[i]);
+		message_free(m);
+	}
+	for (unsigned i = 0; i < ARRAY_SIZE(wrong); i++) {
+		g.priority = wrong[i];
+		snprintf(expected, sizeof(expected), "priority: expected -100 to 100, found %d",
+			wrong[i]);
+		expect_refusal(&g, expected);
+	}
+}
+
+/* A status with sessions, and with none at all. */
+static void encodes_sessions(void **state)
+{
+	struct rpc_worker worker = {.model = "m", .device = "d"};
+	struct message *m = message_new(MESSAGE_STATUS, 1, 0);
+	uint8_t *data;
+	uint32_t n_bytes;
+
+	(void)state;
+	assert_non_null(m);
+	m->id = 5;
+	m->status = calloc(1, sizeof(*m->status));
+	assert_non_null(m->status);
+	for (uint32_t n = 0; n < 3; n += 2) {
+		m->status->n_listed = n;
+		if (n)
+			m->status->sessions = calloc(n, sizeof(*m->status->sessions));
+		for (uint32_t i = 0; i < n; i++)
+			m->status->sessions[i] = (struct message_session){
+				.session = 7 + i,
+				.client = 3,
+				.n_tokens = 50,
+				.n_cached = 49,
+				.state = MESSAGE_SESSION_DECODING,
+				.tokens_per_second = 2.5f,
+			};
+		m->status->kv_pages = 16;
+		m->status->kv_used_pages = 4;
+		m->status->kv_shared_pages = 2;
+		m->status->kv_cached_pages = 3;
+		m->status->n_queued = 1;
+		assert_int_equal(rpc_encode(m, &worker, &data, &n_bytes), 0);
+		Wk__Reply *reply = wk__reply__unpack(
+			NULL, n_bytes - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
+		assert_non_null(reply);
+		const Wk__Status *s = reply->status;
+		assert_int_equal(s->kv_pages, 16);
+		assert_int_equal(s->kv_used_pages, 4);
+		assert_int_equal(s->kv_shared_pages, 2);
+		assert_int_equal(s->kv_cached_pages, 3);
+		assert_int_equal(s->n_queued, 1);
+		assert_int_equal(s->n_sessions_list, n);
+		for (uint32_t i = 0; i < n; i++) {
+			assert_int_equal(s->sessions_list[i]->session, 7 + i);
+			assert_int_equal(s->sessions_list[i]->client, 3);
+			assert_int_equal(s->sessions_list[i]->n_cached, 49);
+			assert_int_equal(
+				s->sessions_list[i]->state, WK__SESSION_STATUS__STATE__DECODING);
+			assert_true(s->sessions_list[i]->tokens_per_second == 2.5f);
+		}
+		wk__reply__free_unpacked(reply, NULL);
+		free(data);
+	}
+	message_free(m);
+}
+
+/* Fork, save and restore as they come and as they are answered. */
+static void decodes_names_of_sessions(void **state)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	Wk__SaveSession save = WK__SAVE_SESSION__INIT;
+	Wk__ForkSession fork = WK__FORK_SESSION__INIT;
+	struct rpc_worker worker = {.model = "m", .device = "d"};
+	struct message *m = NULL;
+	struct err e = ERR_NULL;
+	uint8_t *data;
+	uint32_t n_bytes;
+
+	(void)state;
+	q.id = 9;
+	q.body_case = WK__REQUEST__BODY_SAVE_SESSION;
+	q.save_session = &save;
+	save.session = 4;
+	save.name = (char *)"talk";
+	assert_int_equal(rpc_decode(packed, (uint32_t)wk__request__pack(&q, packed), &e, &m), 0);
+	assert_int_equal(m->kind, MESSAGE_SAVE);
+	assert_int_equal(m->archive.session, 4);
+	assert_string_equal(m->archive.name, "talk");
+	message_free(m);
+	q.body_case = WK__REQUEST__BODY_FORK_SESSION;
+	q.fork_session = &fork;
+	fork.session = 6;
+	fork.n_tokens = 12;
+	assert_int_equal(rpc_decode(packed, (uint32_t)wk__request__pack(&q, packed), &e, &m), 0);
+	assert_int_equal(m->kind, MESSAGE_FORK);
+	assert_int_equal(m->fork.session, 6);
+	assert_int_equal(m->fork.n_tokens, 12);
+	m->fork.session = 8;
+	assert_int_equal(rpc_encode(m, &worker, &data, &n_bytes), 0);
+	Wk__Reply *reply =
+		wk__reply__unpack(NULL, n_bytes - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
+	assert_non_null(reply);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_SESSION_OPENED);
+	assert_int_equal(reply->session_opened->session, 8);
+	wk__reply__free_unpacked(reply, NULL);
+	free(data);
+	message_free(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(tells_want_of_memory_from_nonsense),
 		CASE(judges_sampling),
+		CASE(judges_priority),
+		CASE(encodes_sessions),
+		CASE(decodes_names_of_sessions),
 		CASE(encodes_logprobs),
 		CASE(decodes_constraints),
 	};
