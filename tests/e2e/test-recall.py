@@ -273,26 +273,30 @@ def test_grant_comes_back_once(site):
 
 
 class Lessee:
-    """A process of its own that has a lease."""
+    """A process of its own that has a lease, and does not outlive this one."""
 
     def __init__(self, site, model):
         told, tell = os.pipe()
+        end, self.hold = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                os.close(self.hold)
                 client = Weightd(site)
                 client.acquire(model)
                 os.write(tell, b"1")
-                signal.pause()
+                os.read(end, 1)
             finally:
                 os._exit(1)
         os.close(tell)
+        os.close(end)
         check_equal(os.read(told, 1), b"1", f"a lease of {model}")
         os.close(told)
 
     def end(self):
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        os.close(self.hold)
 
 
 def start_replacement(site, path):
