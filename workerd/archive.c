@@ -274,7 +274,7 @@ int archive_restore(struct engine *e, struct message *m, struct err *ret_err)
 		r = page_io_new(e->site.device, own.n_page_bytes, ret_err, &a.io);
 	const struct scheduler_restore_params params = {
 		.client = m->client,
-		.scope = e->params.shares_prefixes ? 0 : m->scope,
+		.scope = engine_get_scope(e, m),
 		.tokens = a.tokens,
 		.n_tokens = a.snapshot.n_tokens,
 		.n_cached = a.uses_pages ? a.snapshot.n_cached : 0,

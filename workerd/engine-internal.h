@@ -44,6 +44,9 @@ struct engine {
 /* code: -errno or VK_DEVICE_LOST. The first failure counts; the thread acts on it. */
 void engine_set_failed(struct engine *e, int code, const struct err *why);
 
+/* Whose prefixes a session that m opens may find (workerd/prefix.h). */
+uint64_t engine_get_scope(const struct engine *e, const struct message *m);
+
 /* Takes m, to the loop; NULL is a failure of the engine. */
 void engine_send(struct engine *e, struct message *m);
 

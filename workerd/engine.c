@@ -114,6 +114,14 @@ void engine_set_failed(struct engine *e, int code, const struct err *why)
 		err_set(&e->error, -code, "%s", strerror(-code));
 }
 
+/* A client of no known user is one of its own. */
+uint64_t engine_get_scope(const struct engine *e, const struct message *m)
+{
+	if (e->params.shares_prefixes)
+		return 0;
+	return m->scope ? m->scope : 1ull << 63 | m->client;
+}
+
 void engine_send(struct engine *e, struct message *m)
 {
 	if (m)
@@ -291,8 +299,7 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 	}
 	switch (m->kind) {
 	case MESSAGE_OPEN:
-		return scheduler_open(s, m->client, e->params.shares_prefixes ? 0 : m->scope,
-			ret_err, &m->session);
+		return scheduler_open(s, m->client, engine_get_scope(e, m), ret_err, &m->session);
 	case MESSAGE_APPEND: return engine_append(e, m, ret_err);
 	case MESSAGE_GENERATE: return engine_generate(e, m, ret_err);
 	case MESSAGE_CANCEL: return scheduler_cancel(s, m->client, m->session, ret_err);

@@ -44,6 +44,7 @@ static atomic_bool is_gated; /* a step waits for gate */
 static sem_t gate;
 static struct plan_row first_row; /* of the last step */
 static atomic_uint n_last_rows;
+static _Atomic uint64_t adopted_scope; /* of the last Generate */
 
 int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
 {
@@ -77,9 +78,9 @@ uint32_t kv_adopt(struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *
 {
 	(void)kv;
 	(void)slot;
-	(void)scope;
 	(void)ids;
 	(void)n_ids;
+	adopted_scope = scope;
 	return 0;
 }
 

@@ -58,6 +58,38 @@ static void test_generate(void **state)
 	assert_int_equal(n_cache_saves, 2);
 }
 
+/* What a client may find is its user's, or where that is not known nobody else's. */
+static void test_scope(void **state)
+{
+	static const struct {
+		uint64_t sent, expected;
+	} scopes[] = {{1ull << 32 | 5, 1ull << 32 | 5}, {0, 1ull << 63 | CLIENT}};
+	static const uint32_t ids[] = {0, 1};
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	for (unsigned i = 0; i < ARRAY_SIZE(scopes); i++) {
+		struct message *m = new_request(&b, MESSAGE_OPEN);
+
+		m->scope = scopes[i].sent;
+		call(&b, m);
+		uint64_t session = m->session;
+		message_free(m);
+		m = new_request(&b, MESSAGE_APPEND);
+		m->append.session = session;
+		m->append.ids = ids;
+		m->append.n_ids = 2;
+		message_free(call(&b, m));
+		m = start(&b, session, 1);
+		message_free(receive_kind(&b, MESSAGE_TOKEN));
+		assert_ptr_equal(receive(&b), m);
+		message_free(m);
+		assert_true(adopted_scope == scopes[i].expected);
+	}
+	bench_close(&b);
+}
+
 static void test_status(void **state)
 {
 	struct bench b;
@@ -198,6 +230,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_generate),
+		CASE(test_scope),
 		CASE(test_status),
 		CASE(test_device_lost),
 		CASE(test_step_fails),
