@@ -39,21 +39,24 @@ static void archive_fini(struct archive *a)
 		close(a->fd);
 }
 
+/* While it is parked nothing has keys and values, and their shape does not matter. */
 static struct snapshot_shape archive_get_shape(const struct engine *e)
 {
-	const struct kv *kv = e->stack->kv;
-	const struct kv_params *p = kv_get_params(kv);
 	struct snapshot_shape shape = {
-		.type = p->type,
-		.n_layers = p->n_layers,
-		.n_head_kv = p->n_head_kv,
-		.head_dim = p->head_dim,
 		.n_page_tokens = KV_PAGE_TOKENS,
-		.n_page_bytes = kv_get_page_bytes(kv),
 		.contents = e->contents,
 	};
 
 	identity_get_tokens(e->manifest, shape.tokens);
+	if (e->stack) {
+		const struct kv_params *p = kv_get_params(e->stack->kv);
+
+		shape.type = p->type;
+		shape.n_layers = p->n_layers;
+		shape.n_head_kv = p->n_head_kv;
+		shape.head_dim = p->head_dim;
+		shape.n_page_bytes = kv_get_page_bytes(e->stack->kv);
+	}
 	return shape;
 }
 
@@ -152,15 +155,14 @@ static int archive_note_failure(const struct archive *a, int r, struct err *ret_
 	return e->code;
 }
 
-/* Whatever is asked of a file wants the shape of this worker's pages. */
-static int archive_begin(struct engine *e, const struct message *m, struct err *ret_err)
+static int archive_check(const struct engine *e, const struct message *m, struct err *ret_err)
 {
 	if (!e->params.store)
 		return err_set(ret_err, ENOTSUP,
 			"sessions: this worker saves none: it has no --sessions-dir");
 	if (!m->archive.name)
 		return err_set(ret_err, EINVAL, "session file: expected a name");
-	return e->stack ? 0 : park_unpark(e, ret_err);
+	return 0;
 }
 
 int archive_save(struct engine *e, struct message *m, struct err *ret_err)
@@ -168,7 +170,7 @@ int archive_save(struct engine *e, struct message *m, struct err *ret_err)
 	_cleanup_(archive_fini)
 	struct archive a = {.engine = e, .name = m->archive.name, .fd = -1};
 	const struct session *s = NULL;
-	int r = archive_begin(e, m, ret_err);
+	int r = archive_check(e, m, ret_err);
 
 	if (!r)
 		r = scheduler_borrow(e->scheduler, m->client, m->archive.session, ret_err, &s);
@@ -256,8 +258,11 @@ int archive_restore(struct engine *e, struct message *m, struct err *ret_err)
 	_cleanup_(archive_fini)
 	struct archive a = {.engine = e, .name = m->archive.name, .fd = -1};
 	struct err why = ERR_NULL;
-	int r = archive_begin(e, m, ret_err);
+	int r = archive_check(e, m, ret_err);
 
+	/* Where keys and values go. */
+	if (!r && !e->stack)
+		r = park_unpark(e, ret_err);
 	if (!r)
 		r = archive_open(&a, m, ret_err);
 	if (r)

@@ -277,9 +277,13 @@ def test_parked(site):
         wait_until(lambda: c.status().get(30, 0), "parked")
         saved = c.save(session, "parked")
         check_equal((saved[1], saved.get(2, 0)), (n_tokens, 0), "saved of a parked worker")
-        wait_until(lambda: c.status().get(30, 0), "parked")
+        check(c.status().get(30, 0), "a save of tokens alone took the memory back")
         restored = c.restore("chat")
         check_equal(restored[3], n_tokens - 1, "restored by a parked worker")
+        tokens = c.restore("parked")
+        check_equal((tokens[2], tokens.get(3, 0), tokens.get(4, b"")), (n_tokens, 0, b""),
+                    "tokens alone")
+        check_equal(answer(c, tokens[1], 40)[0], expected, "what follows tokens alone")
         check_equal(answer(c, restored[1], 40)[0], expected, "what follows")
 
 

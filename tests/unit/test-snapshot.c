@@ -179,6 +179,10 @@ static void tells_what_can_be_used(void **state)
 	assert_int_equal(snapshot_compare(&s, &own[2], &e), SNAPSHOT_TOKENS_ONLY);
 	s.shape.contents.has_file = false;
 	assert_int_equal(snapshot_compare(&s, &own[0], &e), SNAPSHOT_TOKENS_ONLY);
+	/* Where there are none, they are nothing to differ in. */
+	s.n_cached = 0;
+	assert_int_equal(snapshot_compare(&s, &own[0], &e), 0);
+	assert_int_equal(snapshot_compare(&s, &own[1], &e), -ESTALE);
 	own[3].type++;
 	own[4].n_layers++;
 	own[5].n_head_kv++;
