@@ -80,6 +80,7 @@ static int begin(struct scheduler *s, const struct session *from, struct message
 	}
 	r = s->backend.fork(s->backend.userdata, from->slot, from->n_cached, session->slot, &e);
 	if (r == -ENOSPC) {
+		scheduler_tell_idle(s, &e);
 		scheduler_finish_failed(s, session, r, &e);
 	} else if (r) {
 		*ret_err = e;

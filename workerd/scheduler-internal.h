@@ -37,6 +37,12 @@ int must_check scheduler_open_one(struct scheduler *s, uint64_t client, uint64_t
 /* Of a session that does not generate. */
 void scheduler_close_session(struct scheduler *s, struct session *session);
 
+/*
+ * Behind the text of a refusal for want of pages: they are somebody's, and this is who could go
+ * without ending an answer.
+ */
+void scheduler_tell_idle(const struct scheduler *s, struct err *e);
+
 /* The generation of a session ends as FAILED. */
 void scheduler_finish_failed(
 	struct scheduler *s, struct session *session, int code, const struct err *e);

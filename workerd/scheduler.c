@@ -210,6 +210,22 @@ int scheduler_close(struct scheduler *s, uint64_t client, uint64_t id, struct er
 	return r;
 }
 
+void scheduler_tell_idle(const struct scheduler *s, struct err *e)
+{
+	uint32_t n_sessions = 0;
+	uint64_t n_tokens = 0;
+	size_t n = strlen(e->text);
+
+	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
+		if (s->sessions[i].state != SESSION_IDLE || !s->sessions[i].n_cached)
+			continue;
+		n_sessions++;
+		n_tokens += s->sessions[i].n_cached;
+	}
+	snprintf(e->text + n, sizeof(e->text) - n,
+		"; %" PRIu32 " idle sessions have %" PRIu64 " tokens there", n_sessions, n_tokens);
+}
+
 int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n_tokens,
 	struct err *ret_err, uint64_t *ret_session)
 {
@@ -222,9 +238,14 @@ int scheduler_fork(struct scheduler *s, uint64_t client, uint64_t id, uint32_t n
 	if (r)
 		return r;
 	r = session_fork(session, from, n_tokens ? n_tokens : from->n_tokens, ret_err);
-	if (!r && session->n_cached)
+	if (!r && session->n_cached) {
 		r = s->backend.fork(
 			s->backend.userdata, from->slot, session->n_cached, session->slot, ret_err);
+		if (r == -ENOSPC) {
+			session->n_cached = 0; /* it has none of those tokens */
+			scheduler_tell_idle(s, ret_err);
+		}
+	}
 	if (r) {
 		scheduler_end(s, session);
 		return r;
@@ -255,9 +276,12 @@ int scheduler_restore(struct scheduler *s, const struct scheduler_restore_params
 	if (r)
 		return r;
 	r = session_append(session, params->tokens, params->n_tokens, s->params.n_vocab, ret_err);
-	if (!r && params->n_cached)
+	if (!r && params->n_cached) {
 		r = s->backend.reserve(
 			s->backend.userdata, session->slot, params->n_cached, ret_err);
+		if (r == -ENOSPC)
+			scheduler_tell_idle(s, ret_err);
+	}
 	if (!r)
 		r = params->fill(params->userdata, session->slot, ret_err);
 	if (r) {
@@ -321,23 +345,6 @@ static void scheduler_publish(struct scheduler *s, struct session *session)
 	s->backend.publish(
 		s->backend.userdata, session->slot, session->scope, session->tokens, n_whole);
 	session->n_published = n_whole;
-}
-
-/* Pages that are missing are somebody's: who could go without ending an answer. */
-static void scheduler_tell_idle(const struct scheduler *s, struct err *e)
-{
-	uint32_t n_sessions = 0;
-	uint64_t n_tokens = 0;
-	size_t n = strlen(e->text);
-
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		if (s->sessions[i].state != SESSION_IDLE || !s->sessions[i].n_cached)
-			continue;
-		n_sessions++;
-		n_tokens += s->sessions[i].n_cached;
-	}
-	snprintf(e->text + n, sizeof(e->text) - n,
-		"; %" PRIu32 " idle sessions have %" PRIu64 " tokens there", n_sessions, n_tokens);
 }
 
 /*

@@ -427,7 +427,8 @@ static void test_no_pages(void **state)
 		const struct heard *h = &fake.heard[i];
 
 		if (h->finished->generate.finished.reason == MESSAGE_REASON_FAILED) {
-			assert_string_equal(message_get_error(h->finished), "kv: no page");
+			assert_string_equal(message_get_error(h->finished),
+				"kv: no page; 0 idle sessions have 0 tokens there");
 			assert_int_equal(h->n, 0);
 			n_failed++;
 		} else {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who computes first, who may have how much, and for how long. */
 #include "tests/unit/scheduler-bench.h"
+#include "workerd/turn.h"
 
 static void generate_at(struct scheduler *s, uint64_t session, uint64_t id, int32_t priority)
 {
@@ -60,6 +61,65 @@ static void test_shared_rows(void **state)
 	run(s);
 	expect_tokens(0, 1, 0, 20);
 	expect_tokens(1, 50, 1, 1);
+	end_scheduler(s);
+}
+
+/* However long a prompt is, each step beside it has a token for every stream. */
+static void test_long_prompt_beside_streams(void **state)
+{
+	enum { N_PROMPT = 190, N_STREAMS = 2, N_SHARE = N_ROWS - N_STREAMS };
+	struct scheduler *s = new_scheduler();
+	uint32_t n_steps = 0;
+
+	(void)state;
+	for (uint32_t i = 0; i < N_STREAMS; i++)
+		generate(s, CLIENT, open_prompt(s, CLIENT, 3, i), i, 100);
+	step(s);
+	generate(s, OTHER, open_prompt(s, OTHER, N_PROMPT, 2), 2, 5);
+	while (!fake.n_tokens[2]) {
+		step(s);
+		n_steps++;
+		for (uint32_t i = 0; i < N_STREAMS; i++)
+			assert_int_equal(fake.n_tokens[i], 1 + n_steps);
+		assert_in_range(fake.n_slot_rows[2], 1, N_SHARE);
+	}
+	assert_int_equal(n_steps, (N_PROMPT + N_SHARE - 1) / N_SHARE);
+	run(s);
+	for (uint32_t i = 0; i < N_STREAMS; i++)
+		expect_tokens(i, 3, i, 100);
+	expect_tokens(2, N_PROMPT, 2, 5);
+	end_scheduler(s);
+}
+
+/* Prompts of a higher priority without an end: the lowest has its share when it has waited. */
+static void test_starves_nobody(void **state)
+{
+	/* After so many steps it counts as much as the others, and has a third of one. */
+	enum { N_WAIT = 4 * TURN_AGE_STEPS, N_LOW = 2 * (N_ROWS / 3) };
+	struct scheduler *s = new_scheduler();
+	uint32_t n_shares = 0, n_without = 0;
+	uint64_t sessions[2] = {0}; /* of the flow */
+	uint64_t id = 1;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	generate_at(s, open_prompt(s, CLIENT, N_LOW, 0), 0, -4);
+	while (!fake.finished[0]) {
+		for (; id < 3 || fake.finished[id - 2]; id++) {
+			assert_in_range(id, 1, ARRAY_SIZE(fake.finished) - 1);
+			if (id > 2)
+				check_ok(scheduler_close(s, CLIENT, sessions[id % 2], &e), &e);
+			sessions[id % 2] = open_prompt(s, CLIENT, 180, (uint32_t)id);
+			generate_at(s, sessions[id % 2], id, 0);
+		}
+		step(s);
+		n_without = fake.n_slot_rows[0] ? 0 : n_without + 1;
+		assert_in_range(n_without, 0, N_WAIT);
+		n_shares += fake.n_slot_rows[0] > 0;
+	}
+	/* Two of its prompt, or more where a flow's last rows leave some; and its second token. */
+	assert_in_range(n_shares, 3, 5);
+	expect_tokens(0, N_LOW, 0, 2);
 	end_scheduler(s);
 }
 
@@ -177,6 +237,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_priority),
 		CASE(test_shared_rows),
+		CASE(test_long_prompt_beside_streams),
+		CASE(test_starves_nobody),
 		CASE(test_client_sessions),
 		CASE(test_idle_time),
 		CASE(test_list),

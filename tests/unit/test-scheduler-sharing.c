@@ -31,6 +31,9 @@ static void test_fork(void **state)
 	assert_int_equal(scheduler_fork(s, CLIENT, session, 51, &e, &forks[0]), -EINVAL);
 	fake.no_pages_slot = 3;
 	assert_int_equal(scheduler_fork(s, CLIENT, session, 0, &e, &forks[0]), -ENOSPC);
+	/* Those that idle, and not the one that was not made. */
+	assert_string_equal(e.text,
+		"kv: 1 more pages asked, 0 of 8 are free; 3 idle sessions have 133 tokens there");
 	assert_int_equal(scheduler_get_counters(s)->n_sessions, 3);
 	assert_false(fake.is_open[3]);
 	/* With nothing on the device there is nothing to share: the tokens go along. */
@@ -171,6 +174,8 @@ static void test_restore_refusals(void **state)
 	params.n_tokens = 2;
 	fake.no_pages_slot = 0;
 	assert_int_equal(scheduler_restore(s, &params, &e, &session), -ENOSPC);
+	assert_string_equal(e.text,
+		"kv: 1 more pages asked, 0 of 8 are free; 0 idle sessions have 0 tokens there");
 	fake.no_pages_slot = N_SESSIONS;
 	assert_int_equal(file.n_fills, 0);
 	file.result = -EBADMSG;
