@@ -411,7 +411,8 @@ void account_recall(struct account *a, const struct account_request *q)
 {
 	struct account_row *row = account_find(a, ACCOUNT_GRANT, q->id);
 
-	if (a->n_rows >= ACCOUNT_MAX_ROWS && !row)
+	/* Nothing is no row. */
+	if ((a->n_rows >= ACCOUNT_MAX_ROWS && !row) || q->n_bytes == 0)
 		return;
 	account_set(a, q, q->n_bytes + (row ? row->n_bytes : 0));
 	row = account_find(a, ACCOUNT_GRANT, q->id);

@@ -125,7 +125,8 @@ void account_restore(struct account *a, const struct account_request *request);
 
 /*
  * What the process behind a holder's id was granted before this account began, beside what the id
- * has already: it counts, whatever the budget is, until account_exit or account_resume.
+ * has already: it counts, whatever the budget is, until account_exit or account_resume. 0 is
+ * nothing.
  */
 void account_recall(struct account *a, const struct account_request *request);
 

@@ -457,6 +457,20 @@ static void test_recalled(void **state)
 	account_free(w.account);
 }
 
+/* A device of which nothing is left now: what was granted of it before is not there to be had. */
+static void test_recalled_of_nothing(void **state)
+{
+	struct account_request q = {.kind = ACCOUNT_GRANT, .id = 105, .pid = 1005, .model = "a"};
+	struct world w;
+
+	(void)state;
+	world_open(&w, 0);
+	account_recall(w.account, &q);
+	assert_false(account_is_recalled(w.account, 105));
+	assert_int_equal(account_get_grant(w.account, 105), 0);
+	account_free(w.account);
+}
+
 static void test_presses_again(void **state)
 {
 	struct world w;
@@ -680,6 +694,7 @@ int main(void)
 		CASE(test_evicts_when_let_go),
 		CASE(test_grant_ends_with_the_process),
 		CASE(test_recalled),
+		CASE(test_recalled_of_nothing),
 		CASE(test_presses_again),
 		CASE(test_refusal_hides),
 		CASE(test_any_interleaving),
