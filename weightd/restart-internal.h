@@ -118,7 +118,8 @@ void restart_recall_grants(struct restart *r);
 /* The generation is there: those that held it before hold it. */
 void restart_recall_holds(struct restart *r, uint64_t generation);
 
-/* Nobody is waited for any more: what the others leased, they hold. */
+/* Nobody is waited for any more: what the others leased, they hold. Who is watched for that is not
+ * absent any more. */
 void restart_recall_leases(struct restart *r);
 
 /* ---- weightd/restart-again: replacements that had not ended ---- */

@@ -212,6 +212,27 @@ def test_ready_and_held(site):
     way.close()
 
 
+def test_let_go_is_let_go(site):
+    """Who did not come back, and says later that it has let go, is not waited for the next time."""
+    way = Way(site, "keeper")
+    way.start()
+    client = Weightd(site)
+    held = client.acquire("demo")
+    way.kill()
+    way.start()
+    wait_until(lambda: states(site) == [("ready", 0, 1)], "it is not waited for any more")
+    client.close()
+    client = Weightd(site)
+    client.release(held)
+    check_equal(states(site), [("ready", 0, 0)], "released")
+    way.kill()
+    way.start()
+    time.sleep(6)  # as long as anybody is waited for
+    check_equal(states(site), [("ready", 0, 0)], "nobody has it")
+    client.close()
+    way.close()
+
+
 def test_grant_of_who_does_not_come_back(site):
     """It counts from the start on: nobody is granted what a process may still have."""
     mib = 1 << 20
