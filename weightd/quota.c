@@ -21,34 +21,72 @@ static bool quota_has_generation(struct registry *r, uint32_t socket, uint64_t g
 	return false;
 }
 
-static bool quota_is_holder(const struct holders *holders, const struct peer *p, uint64_t id)
+/* A connection of a process that had an earlier one, and the holder's id that it has from that. */
+struct quota_return {
+	uint64_t peer;
+	uint64_t holder;
+};
+
+/* Of the socket. Looked for once, not for each hold: whoever may connect chooses how many holders,
+ * connections and holds there are. */
+static uint32_t quota_list_returns(const struct peer_list *peers, const struct holders *holders,
+	uint32_t socket, struct quota_return ret_returns[PEER_MAX])
 {
-	return holders && holders_find(holders, p) == id;
+	const struct peer *p;
+	uint32_t n = 0;
+
+	if (!holders)
+		return 0;
+	TAILQ_FOREACH(p, peers, entry)
+	{
+		uint64_t holder = peer_get_socket(p->id) == socket ? holders_find(holders, p) : 0;
+		if (holder && n < PEER_MAX)
+			ret_returns[n++] = (struct quota_return){.peer = p->id, .holder = holder};
+	}
+	return n;
 }
 
 /* A process that reconnected has the generation again, and what it held of it is that. */
-static bool quota_is_charged(const struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, const struct registry_lease *l)
+static bool quota_is_charged(const struct registry *r, const struct quota_return *returns,
+	uint32_t n_returns, const struct registry_lease *l)
 {
-	const struct peer *p;
-
-	if (!l->is_hold)
-		return true;
-	TAILQ_FOREACH(p, peers, entry)
-	if (peer_get_socket(p->id) == peer_get_socket(l->peer) &&
-		quota_is_holder(holders, p, l->peer) && registry_has_lease(r, l->generation, p->id))
-		return false;
+	for (uint32_t i = 0; i < n_returns; i++)
+		if (returns[i].holder == l->peer &&
+			registry_has_lease(r, l->generation, returns[i].peer))
+			return false;
 	return true;
+}
+
+/* Leases, and holds that are charged. */
+static uint32_t quota_count_leases(const struct registry *r, const struct peer_list *peers,
+	const struct holders *holders, uint32_t socket)
+{
+	struct quota_return returns[PEER_MAX];
+	uint32_t n_returns = 0, n = 0;
+	bool has_returns = false;
+
+	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
+		const struct registry_lease *l = registry_lease_at(r, i);
+		if (peer_get_socket(l->peer) != socket)
+			continue;
+		if (l->is_hold && !has_returns) {
+			n_returns = quota_list_returns(peers, holders, socket, returns);
+			has_returns = true;
+		}
+		n += !l->is_hold || quota_is_charged(r, returns, n_returns, l);
+	}
+	return n;
 }
 
 /* Is it charged already for what the peer is about to have? */
 static bool quota_has_hold(const struct registry *r, const struct holders *holders,
 	const struct peer *p, uint64_t generation)
 {
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
+	uint64_t holder = holders ? holders_find(holders, p) : 0;
+
+	for (uint32_t i = 0; i < registry_count_leases(r) && holder; i++) {
 		const struct registry_lease *l = registry_lease_at(r, i);
-		if (l->is_hold && l->generation == generation &&
-			quota_is_holder(holders, p, l->peer))
+		if (l->is_hold && l->generation == generation && l->peer == holder)
 			return true;
 	}
 	return false;
@@ -58,14 +96,9 @@ struct quota_usage quota_count(struct registry *r, const struct peer_list *peers
 	const struct holders *holders, const struct prefixes *prefixes, uint32_t socket,
 	quota_bytes_fn bytes_fn)
 {
-	struct quota_usage usage = {0};
+	struct quota_usage usage = {.n_leases = quota_count_leases(r, peers, holders, socket)};
 	const struct peer *other;
 
-	for (uint32_t i = 0; i < registry_count_leases(r); i++) {
-		const struct registry_lease *l = registry_lease_at(r, i);
-		if (peer_get_socket(l->peer) == socket)
-			usage.n_leases += quota_is_charged(r, peers, holders, l);
-	}
 	for (uint32_t i = 0; i < registry_count(r) && usage.n_leases; i++) {
 		const struct registry_generation *g = registry_at(r, i);
 		if (quota_has_generation(r, socket, g->id))
@@ -125,7 +158,7 @@ int quota_check_reserve(struct registry *r, const struct peer_list *peers,
 	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
 	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err)
 {
-	if (!p->access || n_bytes <= p->reserved_bytes)
+	if (!p->access || !p->access->max_bytes || n_bytes <= p->reserved_bytes)
 		return 0;
 	const struct quota_usage usage =
 		quota_count(r, peers, holders, prefixes, peer_get_socket(p->id), bytes_fn);

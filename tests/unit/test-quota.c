@@ -138,6 +138,68 @@ static void test_own_hold(void **state)
 	event_base_free(base);
 }
 
+/* Each hold is charged but where a connection of its own process has the generation again. */
+static void test_holds_of_several(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct world w;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	world_init(&w, "s,leases=9");
+	assert_int_equal(holders_new(base, ignore_exit, NULL, &w.holders), 0);
+	for (uint32_t i = 0; i < ARRAY_SIZE(w.peers); i++)
+		w.peers[i].pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	/* Two processes of socket 1, which hold a and b, and b; one of socket 2, which holds a. */
+	for (uint32_t i = 0; i < 3; i++)
+		w.peers[i].process = 7 + i;
+	for (uint32_t i = 0; i < 4; i++)
+		assert_int_equal(take(&w, (const uint32_t[]){0, 0, 1, 2}[i],
+					 (const uint32_t[]){0, 1, 1, 0}[i], &e),
+			0);
+	for (uint32_t i = 0; i < 3; i++)
+		registry_close(w.registry, w.peers[i].id, holders_add(w.holders, &w.peers[i]), 1);
+	/* The first is back, as a connection that is told apart from its holder. */
+	w.peers[0].id = peer_make_id(1, 9);
+	struct quota_usage u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
+	assert_int_equal(u.n_leases, 3);
+	assert_int_equal(take(&w, 0, 1, &e), 0);
+	u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
+	assert_int_equal(u.n_leases, 3);
+	assert_int_equal(take(&w, 0, 2, &e), 0);
+	u = quota_count(w.registry, &w.list, w.holders, NULL, 1, get_bytes);
+	assert_int_equal(u.n_leases, 4);
+	u = quota_count(w.registry, &w.list, w.holders, NULL, 2, get_bytes);
+	assert_int_equal(u.n_leases, 1);
+	registry_free(w.registry);
+	holders_free(w.holders);
+	for (uint32_t i = 0; i < ARRAY_SIZE(w.peers); i++)
+		close(w.peers[i].pidfd);
+	event_base_free(base);
+}
+
+static uint64_t fail_bytes(const void *data)
+{
+	(void)data;
+	fail_msg("%s", "what nothing limits was counted");
+	return 0;
+}
+
+/* Counting is for sockets that have a limit. */
+static void test_no_limit(void **state)
+{
+	struct world w;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	world_init(&w, "s");
+	assert_int_equal(take(&w, 0, 0, &e), 0);
+	assert_int_equal(quota_check_reserve(w.registry, &w.list, w.holders, NULL, &w.peers[0],
+				 1000, fail_bytes, &e),
+		0);
+	registry_free(w.registry);
+}
+
 static void test_bytes(void **state)
 {
 	struct world w;
@@ -315,6 +377,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_leases),
 		CASE(test_own_hold),
+		CASE(test_holds_of_several),
+		CASE(test_no_limit),
 		CASE(test_bytes),
 		CASE(test_shown),
 		CASE(test_scan),
