@@ -7,6 +7,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "weightd/holders.h"
+#include "weightd/restart.h"
 #include "weightd/service-internal.h"
 
 static void leave_tell_detached(struct service *s, const struct peer *p, uint64_t generation)
@@ -19,13 +20,19 @@ static void leave_tell_detached(struct service *s, const struct peer *p, uint64_
 
 int leave_release(struct service *s, struct peer *p, uint64_t generation, struct err *ret_err)
 {
+	struct err err = ERR_NULL;
+
 	peer_end_loans(p);
 	bool had_lease = registry_has_lease(s->registry, generation, p->id);
+	/* Of a lease that it had of the weightd before, and nobody has here yet. */
+	bool was_absent = restart_on_return(s->restart, p, generation);
 	int rc = registry_release(s->registry, generation, p->id,
-		holders_find(s->params->holders, p), clock_now_ns(), ret_err);
+		holders_find(s->params->holders, p), clock_now_ns(), &err);
 
-	if (rc < 0)
+	if (rc < 0 && !was_absent) {
+		*ret_err = err;
 		return rc;
+	}
 	if (had_lease)
 		leave_tell_detached(s, p, generation);
 	service_collect(s);

@@ -15,7 +15,8 @@ struct err;
 struct peer;
 struct service;
 
-/* The peer has dropped its imports of the generation. Errors of registry_release. */
+/* The peer has dropped its imports of the generation, also of a lease that it had of an earlier
+ * weightd. Errors of registry_release. */
 int must_check leave_release(
 	struct service *s, struct peer *p, uint64_t generation, struct err *ret_err);
 

@@ -127,14 +127,34 @@ bool restart_is_of_model(const struct restart *r, uint64_t generation, const cha
 	return g && !strcmp(g->adopt->record.model, model);
 }
 
-void restart_on_return(struct restart *r, const struct peer *p, uint64_t generation)
+bool restart_on_return(struct restart *r, const struct peer *p, uint64_t generation)
 {
 	for (uint32_t i = 0; r && i < r->n_absent; i++)
 		if (restart_is_of(&r->absent[i], p) &&
 			restart_has_held(&r->absent[i], generation)) {
 			restart_drop_absent_generation(r, i, generation);
-			return;
+			return true;
 		}
+	return false;
+}
+
+/* Who waited got no lease, or is gone before it did: it has what it had, and may come again. */
+static void restart_miss(struct restart *r, const struct restart_wait *w)
+{
+	struct state_holder *rows = reallocarray(r->absent, r->n_absent + 1, sizeof(*rows));
+
+	if (!rows)
+		return;
+	r->absent = rows;
+	rows[r->n_absent] = (struct state_holder){.pid = w->pid,
+		.start_ticks = w->start_ticks,
+		.uid = w->uid,
+		.socket = peer_get_socket(w->peer),
+		.generations = malloc(sizeof(*rows->generations))};
+	if (!rows[r->n_absent].generations)
+		return;
+	rows[r->n_absent].generations[0] = w->generation;
+	rows[r->n_absent++].n_generations = 1;
 }
 
 /* ---- the end of the way: it is there, or lost ---- */
@@ -158,7 +178,7 @@ void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 		if (rc == 0)
 			rc = registry_resume(
 				r->service->registry, id, p->id, 0, clock_now_ns(), &err);
-		restart_on_return(r, p, id);
+		(void)restart_on_return(r, p, id);
 		p->n_pending--;
 		if (rc < 0)
 			rpc_reply_error(p, w->request, rc, &err);
@@ -169,6 +189,8 @@ void restart_answer(struct restart *r, uint64_t id, const struct err *why)
 		if (rc == 0)
 			resume_tell_replaced(r->service, p, id);
 		TAILQ_REMOVE(&r->waits, w, entry);
+		if (rc < 0)
+			restart_miss(r, w);
 		free(w);
 	}
 }
@@ -524,32 +546,10 @@ int restart_await(struct restart *r, struct peer *p, uint64_t request, uint64_t 
 		.generation = generation};
 	TAILQ_INSERT_TAIL(&r->waits, w, entry);
 	p->n_pending++;
-	restart_on_return(r, p, generation);
+	(void)restart_on_return(r, p, generation);
 	/* May answer, and end what is waited for. */
 	(void)restart_step(r);
 	return 0;
-}
-
-/* Its connection ended before it got its lease: it has what it had, and may come by another. */
-static void restart_miss(struct restart *r, const struct restart_wait *w)
-{
-	struct state_holder *rows =
-		restart_find_generation(r, w->generation)
-			? reallocarray(r->absent, r->n_absent + 1, sizeof(*rows))
-			: NULL;
-
-	if (!rows)
-		return;
-	r->absent = rows;
-	rows[r->n_absent] = (struct state_holder){.pid = w->pid,
-		.start_ticks = w->start_ticks,
-		.uid = w->uid,
-		.socket = peer_get_socket(w->peer),
-		.generations = malloc(sizeof(*rows->generations))};
-	if (!rows[r->n_absent].generations)
-		return;
-	rows[r->n_absent].generations[0] = w->generation;
-	rows[r->n_absent++].n_generations = 1;
 }
 
 void restart_forget_peer(struct restart *r, const struct peer *p)

@@ -88,8 +88,9 @@ void restart_visit(const struct restart *r, restart_fn fn, void *userdata);
 /* True when the result was of an adoption. r may be NULL. */
 bool restart_take_result(struct restart *r, uint32_t loader, const struct loader_result *result);
 
-/* A lease of the peer on the generation; the process is not waited for any longer. */
-void restart_on_return(struct restart *r, const struct peer *p, uint64_t generation);
+/* The peer has a lease on the generation, or has let go of it: its process is not waited for any
+ * longer. False: it was not. r may be NULL. */
+bool restart_on_return(struct restart *r, const struct peer *p, uint64_t generation);
 
 /* The peer is about to be freed. */
 void restart_forget_peer(struct restart *r, const struct peer *p);

@@ -96,7 +96,7 @@ static int resume_lease(
 			holders_find(s->params->holders, p), clock_now_ns(), ret_err);
 	if (rc < 0)
 		return rc;
-	restart_on_return(s->restart, p, params->generation);
+	(void)restart_on_return(s->restart, p, params->generation);
 	restart_save(s->restart);
 	rpc_reply_resumed(p, params->request, params->generation,
 		service_get_export(s, registry_find(s->registry, params->generation)->data));

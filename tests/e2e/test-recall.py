@@ -233,6 +233,23 @@ def test_let_go_is_let_go(site):
     way.close()
 
 
+def test_let_go_meanwhile(site):
+    """Who is waited for, and says that it has let go, becomes no holder."""
+    way = Way(site, "keeper")
+    way.start()
+    client = Weightd(site)
+    held = client.acquire("demo")
+    way.kill()
+    client.close()
+    way.start()
+    client = Weightd(site)
+    client.release(held)
+    client.close()
+    time.sleep(6)  # as long as anybody is waited for
+    check_equal(states(site), [("ready", 0, 0)], "nobody has it")
+    way.close()
+
+
 def test_grant_of_who_does_not_come_back(site):
     """It counts from the start on: nobody is granted what a process may still have."""
     mib = 1 << 20
@@ -318,6 +335,69 @@ class Lessee:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self.hold)
+
+
+class Returner:
+    """A process with a lease by a socket, that wants it back from the weightd that comes next."""
+
+    def __init__(self, site, path, model):
+        self.end, end = os.pipe()
+        self.told, told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self.told)
+                self.run(site, path, model, self.end, told)
+            finally:
+                os._exit(1)
+        os.close(told)
+        self.go = end
+        check_equal(self.hear(), b"1", f"a lease of {model}")
+
+    @staticmethod
+    def run(site, path, model, go, told):
+        client = Weightd(site, path)
+        generation = client.acquire(model)
+        inode = client.inode
+        os.write(told, b"1")
+        os.read(go, 1)
+        while True:
+            try:
+                client = Weightd(site, path)
+                break
+            except OSError:
+                time.sleep(0.01)
+        os.write(told, b"1" if client.resume(model, generation, inode) else b"0")
+        os.read(go, 1)
+
+    def hear(self):
+        return os.read(self.told, 1)
+
+    def stop(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        for fd in self.go, self.end, self.told:
+            os.close(fd)
+
+
+def test_refused_and_held(site):
+    """Who came back and may not have its lease again has the memory all the same."""
+    tenant = os.path.join(site.dir, "tenant.sock")
+    path = make_model(site, "big", 96)
+    way = Way(site, "keeper", ["--listen", f"{tenant},leases=2"], model=path)
+    way.start()
+    returners = [Returner(site, tenant, "demo") for _ in range(2)]
+    way.kill()
+    way.argv = [a.replace("leases=2", "leases=1") for a in way.argv]
+    way.start(wait=False)
+    for r in returners:
+        os.write(r.go, b"1")
+    check_equal(sorted(r.hear() for r in returners), [b"0", b"1"], "who has its lease")
+    wait_until(lambda: states(site) == [("ready", 1, 1)], "the other one holds", 10)
+    for r in returners:
+        r.stop()
+    wait_until(lambda: states(site) == [("ready", 0, 0)], "nobody has it")
+    way.close()
 
 
 def start_replacement(site, path):

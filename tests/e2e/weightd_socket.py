@@ -8,19 +8,20 @@ from harness import check
 from worker_socket import field, fields
 
 WORKER = 1  # Role
-HELLO, ACQUIRE, RELEASE, RESERVE = 3, 4, 13, 14  # of Request
-ERROR, WELCOME, ACQUIRED = 3, 4, 5  # of Reply
+HELLO, ACQUIRE, RELEASE, RESERVE, RESUME = 3, 4, 13, 14, 15  # of Request
+ERROR, WELCOME, ACQUIRED, RESUMED = 3, 4, 5, 11  # of Reply
 ALL_HANDLES = 0b11110  # HandleType
 
 
 class Weightd:
     """SOCK_SEQPACKET, one protobuf message a packet."""
 
-    def __init__(self, site):
+    def __init__(self, site, path=None):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(harness.CTL_SECONDS)
-        self.socket.connect(site.weightd_socket)
+        self.socket.connect(path or site.weightd_socket)
         self.last_id = 0
+        self.inode = 0  # of the first descriptor of the last packet that had any
         hello = field(1, 1) + field(2, "test") + field(3, WORKER)
         self.device = fields(fields(self.ask(HELLO, hello)[WELCOME])[3])
 
@@ -32,6 +33,8 @@ class Weightd:
         """The answer to what was sent last, events left out; descriptors are closed."""
         while True:
             data, fds, _, _ = socket.recv_fds(self.socket, 65536, 64)
+            if fds:
+                self.inode = os.fstat(fds[0]).st_ino
             for fd in fds:
                 os.close(fd)
             reply = fields(data)
@@ -52,6 +55,12 @@ class Weightd:
         reply = self.receive()
         check(ACQUIRED in reply, f"Acquire of {model}: {reply}")
         return fields(reply[ACQUIRED])[1]
+
+    def resume(self, model, generation, inode):
+        """Is the lease there again? inode: of the manifest that came with it."""
+        reply = self.ask(RESUME, field(1, model) + field(2, generation) +
+                         field(3, self.device[1]) + field(4, self.device[2]) + field(9, inode))
+        return RESUMED in reply
 
     def release(self, generation):
         check(ERROR not in self.ask(RELEASE, field(1, generation)), f"Release of {generation}")
