@@ -251,6 +251,40 @@ const struct prefix *prefixes_find_idle(const struct prefixes *p, uint32_t slot)
 	return found;
 }
 
+/* Used before the other; NULL is used last. */
+static bool prefixes_is_older(const struct prefix *a, const struct prefix *b)
+{
+	return !b || a->used_ns < b->used_ns;
+}
+
+int prefixes_find_spare(const struct prefixes *p, uint32_t socket, struct err *ret_err,
+	const struct prefix **ret_prefix)
+{
+	const struct prefix *oldest = NULL, *own = NULL;
+	uint32_t n_own = 0;
+
+	for (uint32_t i = 0; i < p->n; i++) {
+		const struct prefix *row = &p->rows[i];
+		bool is_idle = row->n_leases == 0 && !row->is_removed;
+		n_own += row->socket == socket;
+		if (is_idle && prefixes_is_older(row, oldest))
+			oldest = row;
+		if (is_idle && row->socket == socket && prefixes_is_older(row, own))
+			own = row;
+	}
+	bool is_over = socket > 0 && n_own >= PREFIXES_MAX_SOCKET;
+	bool has_room = !is_over && p->n < PREFIXES_MAX;
+	if (is_over)
+		oldest = own;
+	if (!has_room && !oldest)
+		return err_set(ret_err, ENOSPC,
+			"%u prefixes are published, %u of them by this socket, the most, and all "
+			"of those are in use",
+			p->n, n_own);
+	*ret_prefix = has_room ? NULL : oldest;
+	return 0;
+}
+
 uint64_t prefixes_count_bytes(const struct prefixes *p, uint32_t socket)
 {
 	uint64_t n_bytes = 0;

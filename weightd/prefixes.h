@@ -22,7 +22,8 @@ struct err;
 struct prefixes;
 
 enum {
-	PREFIXES_MAX = 256, /* each is two descriptors */
+	PREFIXES_MAX = 256,                     /* each is two descriptors */
+	PREFIXES_MAX_SOCKET = PREFIXES_MAX / 2, /* by one --listen's publishers */
 	PREFIXES_MAX_LEASES = 16384,
 	PREFIXES_MAX_LAYOUT_BYTES = 64,
 	PREFIXES_MAX_TOKENS = 1 << 20,
@@ -113,6 +114,14 @@ uint32_t prefixes_remove_generation(struct prefixes *p, uint64_t generation);
 
 /* The one on the device that nobody has and that was used least recently; NULL. */
 const struct prefix *prefixes_find_idle(const struct prefixes *p, uint32_t slot);
+
+/*
+ * Which one is to be removed before one more of the socket's is added: of those that nobody has the
+ * one that was used least recently, one of the socket's own where it has its share. NULL: none
+ * needs to be. -ENOSPC with the figures: all are in use.
+ */
+int must_check prefixes_find_spare(const struct prefixes *p, uint32_t socket, struct err *ret_err,
+	const struct prefix **ret_prefix);
 
 /* Of a socket's publishers, what is not yet free. */
 uint64_t prefixes_count_bytes(const struct prefixes *p, uint32_t socket);

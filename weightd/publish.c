@@ -221,6 +221,21 @@ static int publish_fill(const struct service *s, const struct peer *p,
 	return publish_find_slot(s, params, ret_err, &x->slot);
 }
 
+/* In the table, which one socket's publishers do not fill for all. */
+static int publish_make_room(struct service *s, const struct prefix *x, struct err *ret_err)
+{
+	const struct prefix *spare = NULL;
+	int rc = prefixes_find_spare(s->prefixes, x->socket, ret_err, &spare);
+
+	if (rc < 0 || !spare)
+		return rc;
+	const struct prefix was = *spare;
+	log_info("model %s: prefix %" PRIu64 " makes room for another one", was.model, was.id);
+	rc = prefixes_remove(s->prefixes, was.id, ret_err);
+	publish_tell(s, &was);
+	return rc;
+}
+
 int publish_add(struct service *s, struct peer *p, const struct publish_params *params,
 	struct fdlist *fds, struct err *ret_err, uint64_t *ret_id, bool *ret_existed)
 {
@@ -256,7 +271,9 @@ int publish_add(struct service *s, struct peer *p, const struct publish_params *
 		return rc;
 	x.tokens_fd = fds->fds[0];
 	x.memory_fd = fds->fds[1];
-	rc = prefixes_add(s->prefixes, &x, ret_err, &id);
+	rc = publish_make_room(s, &x, ret_err);
+	if (rc == 0)
+		rc = prefixes_add(s->prefixes, &x, ret_err, &id);
 	if (rc < 0)
 		return rc;
 	(void)fdlist_take(fds, 0);
