@@ -12,6 +12,7 @@ struct account_row {
 	uint64_t id;
 	bool is_gone; /* the id is a holder's */
 	bool is_recalled;
+	bool is_inherited; /* by account_resume */
 	int32_t pid;
 	char model[ACCOUNT_MAX_MODEL_BYTES];
 	uint64_t n_bytes;
@@ -398,6 +399,7 @@ bool account_resume(struct account *a, uint64_t holder, uint64_t peer)
 	}
 	row->id = peer;
 	row->is_gone = row->is_recalled = false;
+	row->is_inherited = true;
 	return is_recalled;
 }
 
@@ -423,7 +425,7 @@ bool account_is_recalled(const struct account *a, uint64_t holder)
 {
 	const struct account_row *row = account_find(a, ACCOUNT_GRANT, holder);
 
-	return row && row->is_recalled;
+	return row && (row->is_recalled || (row->is_gone && row->is_inherited));
 }
 
 void account_tick(struct account *a, uint64_t now_ns)

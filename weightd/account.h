@@ -130,7 +130,8 @@ void account_restore(struct account *a, const struct account_request *request);
  */
 void account_recall(struct account *a, const struct account_request *request);
 
-/* Has the holder's id a grant of account_recall? */
+/* Has the holder's id a grant of account_recall, or one that went through account_resume since and
+ * whose connection has ended again? */
 bool account_is_recalled(const struct account *a, uint64_t holder);
 
 /* Asks again, and ends waits that have lasted too long. To be called now and then. */

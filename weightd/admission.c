@@ -393,7 +393,8 @@ int admission_reserve(struct service *s, struct peer *p, const struct admission_
 		return rc;
 	if (slot < s->params->n_loaders) {
 		uint64_t holder = holders_find(s->params->holders, p);
-		/* It goes on without what it leased, and says here what it has in all. */
+		/* It goes on without what it leased, as the connection before was refused it or had
+		 * nothing to ask for, and says here what it has in all. */
 		if (holder && account_is_recalled(s->rooms[slot].account, holder))
 			(void)account_resume(s->rooms[slot].account, holder, p->id);
 		admission_update_budget(s, slot);

@@ -400,6 +400,24 @@ def test_refused_and_held(site):
     way.close()
 
 
+def test_refused_gives_back(site):
+    """A worker that may not have its lease again lets go, and what it was granted is free."""
+    tenant = os.path.join(site.dir, "tenant.sock")
+    way = Way(site, "keeper", ["--listen", f"{tenant},leases=2"])
+    way.start()
+    workers = [site.worker("demo", ["--weights", tenant]) for _ in range(2)]
+    granted = {w["pid"]: w["reserved_bytes"] for w in site.status()["workers"]}
+    way.kill()
+    way.argv = [a.replace("leases=2", "leases=1") for a in way.argv]
+    way.start()
+    wait_until(lambda: any("is let go of" in w.log() for w in workers), "one of them lets go")
+    wait_until(lambda: states(site) == [("ready", 1, 0)], "one lease")
+    has = [w["pid"] for w in site.status()["workers"] if w["leases"]]
+    wait_until(lambda: site.status()["devices"][0]["account"]["reserved_bytes"] == granted[has[0]],
+               "one grant")
+    way.close()
+
+
 def start_replacement(site, path):
     return site.start_ctl("load", f"demo={path}", "--replace")
 

@@ -447,6 +447,7 @@ static void test_recalled(void **state)
 	assert_int_equal(account_get_grant(w.account, 5), 600);
 	/* And goes, and comes, in this account's own time. */
 	account_close(w.account, 5, 105, w.now_ns);
+	assert_true(account_is_recalled(w.account, 105)); /* the next one may say what it has */
 	assert_false(account_resume(w.account, 105, 5));
 	account_close(w.account, 5, 0, w.now_ns);
 	/* One that never comes. */
