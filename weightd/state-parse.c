@@ -174,6 +174,16 @@ static int parse_residency(const Wdstate__Residency *m, const struct state_gener
 	return rc < 0 ? rc : parse_allocs(m, g, ret_err, r);
 }
 
+/* The generation's data has room for one export a device. */
+static bool parse_is_of_same_device(
+	const struct state_residency *a, const struct state_residency *b)
+{
+	if (a->is_foreign || b->is_foreign)
+		return a->is_foreign == b->is_foreign;
+	return !memcmp(a->device_uuid, b->device_uuid, sizeof(a->device_uuid)) &&
+	       !memcmp(a->driver_uuid, b->driver_uuid, sizeof(a->driver_uuid));
+}
+
 static int parse_residencies(
 	const Wdstate__Generation *m, struct err *ret_err, struct state_generation *g)
 {
@@ -196,6 +206,11 @@ static int parse_residencies(
 				row->slot);
 		if (rc == 0)
 			rc = parse_residency(row, g, ret_err, &g->residencies[i]);
+		for (uint32_t k = 0; k < i && rc == 0; k++)
+			if (parse_is_of_same_device(&g->residencies[k], &g->residencies[i]))
+				rc = err_set(ret_err, EINVAL,
+					"device: expected each once, found that of residency %u",
+					k);
 		if (rc < 0) {
 			err_prefix(ret_err, "residency %u", i);
 			return rc;

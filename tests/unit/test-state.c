@@ -185,6 +185,15 @@ static void refuses_another_boot(void **state)
 		free(data);                                 \
 	} while (0)
 
+static void same_device(struct state_generation *g)
+{
+	struct state_residency *r = g->residencies;
+
+	r[1].is_foreign = false;
+	memcpy(r[1].device_uuid, r[0].device_uuid, sizeof(r[1].device_uuid));
+	memcpy(r[1].driver_uuid, r[0].driver_uuid, sizeof(r[1].driver_uuid));
+}
+
 static void refuses_what_is_out_of_bounds(void **state)
 {
 	(void)state;
@@ -202,6 +211,10 @@ static void refuses_what_is_out_of_bounds(void **state)
 	REFUSES(g->n_residencies = 0, "residencies");
 	REFUSES(g->residencies[1].slot = 0, "residency 1: slot");
 	REFUSES(g->residencies[1].slot = SERVICE_MAX_DEVICES + 1, "residency 1: slot");
+	REFUSES(same_device(g),
+		"residency 1: device: expected each once, found that of residency 0");
+	REFUSES(r->is_foreign = true; r->n_allocs = 1,
+		"residency 1: device: expected each once, found that of residency 0");
 	REFUSES(r->n_tensors = 0, "residency 0: expected 1 to");
 	REFUSES(r->manifest.n_bytes = (uint64_t)MANIFEST_MAX_BYTES + 1, "manifest: expected");
 	REFUSES(r->n_allocs = 0, "allocations, found 0");
