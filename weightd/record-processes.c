@@ -25,9 +25,13 @@ static bool record_is_same(const struct state_holder *a, const struct state_hold
 static int record_find_row(
 	struct state *state, const struct state_holder *who, struct state_holder **ret_row)
 {
+	/* What a process holds is told in one go, and there may be thousands that hold: only the
+	 * last row can be that one. */
+	uint32_t first = who->is_hold && state->n_holders > 0 ? state->n_holders - 1 : 0;
+
 	*ret_row = NULL;
 	/* From the last: most often it is that one. */
-	for (uint32_t i = state->n_holders; i > 0; i--)
+	for (uint32_t i = state->n_holders; i > first; i--)
 		if (record_is_same(&state->holders[i - 1], who)) {
 			*ret_row = &state->holders[i - 1];
 			return 0;
