@@ -532,15 +532,24 @@ uint64_t admission_drop_remnant(
 	return n_bytes;
 }
 
-void admission_charge(
-	struct service *s, uint64_t prefix, uint32_t slot, const char *model, uint64_t n_bytes)
+void admission_charge(struct service *s, struct peer *p, uint64_t prefix, uint32_t slot,
+	const char *model, uint64_t n_bytes)
 {
 	struct account_request q = {.kind = ACCOUNT_WEIGHTS, .id = prefix, .n_bytes = n_bytes};
+	struct account *a = admission_find(s, slot);
+	struct err ignored = ERR_NULL;
+	uint64_t n_left;
 
-	if (!admission_find(s, slot))
+	if (!a)
 		return;
 	snprintf(q.model, sizeof(q.model), "%s", model);
-	account_restore(admission_find(s, slot), &q);
+	account_restore(a, &q);
+	q = (struct account_request){.kind = ACCOUNT_GRANT, .id = p->id, .pid = p->pid};
+	q.n_bytes = q.n_least_bytes = account_get_grant(a, p->id) - n_bytes;
+	admission_name_model(s, p, q.model);
+	/* Refused where the peer waits for more: what it gets then it has said by itself. */
+	(void)!account_request(a, &q, clock_now_ns(), &ignored, &n_left);
+	p->reserved_bytes = admission_count_grants(s, p);
 }
 
 void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot, uint64_t n_bytes)

@@ -84,9 +84,11 @@ uint64_t admission_drop_remnant(
 /* The export is on its way to loader_release. */
 void admission_leave(struct service *s, uint64_t generation, uint32_t slot);
 
-/* n_bytes of a prefix (weightd/prefixes), that are there already, and their end. */
-void admission_charge(
-	struct service *s, uint64_t prefix, uint32_t slot, const char *model, uint64_t n_bytes);
+/* n_bytes of a prefix (weightd/prefixes), out of what the peer was granted: at least as much. */
+void admission_charge(struct service *s, struct peer *p, uint64_t prefix, uint32_t slot,
+	const char *model, uint64_t n_bytes);
+
+/* The end of those. */
 void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot, uint64_t n_bytes);
 
 /* Loaders have freed exports, perhaps. */

@@ -120,16 +120,17 @@ static uint32_t prefixes_find_lease(const struct prefixes *p, uint64_t id, uint6
 	return i;
 }
 
-/* The row is what nobody has any more, or stays. */
+/* The row is what nobody has any more, or stays. fn may remove others: it is called last. */
 static void prefixes_collect(struct prefixes *p, struct prefix *row)
 {
 	if (!row->is_removed || row->n_leases > 0)
 		return;
-	p->fn(row, p->userdata);
-	prefixes_close_fds(row);
+	struct prefix was = *row;
 	uint32_t index = (uint32_t)(row - p->rows);
 	memmove(row, row + 1, (p->n - index - 1) * sizeof(*row));
 	p->n--;
+	prefixes_close_fds(&was);
+	p->fn(&was, p->userdata);
 }
 
 static void prefixes_end_lease(struct prefixes *p, uint32_t i, uint64_t now_ns)
@@ -225,15 +226,14 @@ uint32_t prefixes_remove_generation(struct prefixes *p, uint64_t generation)
 	uint32_t n_removed = 0;
 
 	for (uint32_t i = 0; i < p->n;) {
-		struct prefix *row = &p->rows[i];
-		uint32_t n = p->n;
+		struct prefix *row = &p->rows[i++];
 
-		if (row->generation == generation && !row->is_removed) {
-			row->is_removed = true;
-			n_removed++;
-			prefixes_collect(p, row);
-		}
-		i += p->n == n; /* else the next one is in its place */
+		if (row->generation != generation || row->is_removed)
+			continue;
+		row->is_removed = true;
+		n_removed++;
+		prefixes_collect(p, row);
+		i = 0; /* some may have moved */
 	}
 	return n_removed;
 }

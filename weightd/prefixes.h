@@ -64,7 +64,10 @@ struct prefix {
 	bool is_removed;
 };
 
-/* Nobody has it any more: its descriptors are about to be closed, its bytes are free. */
+/*
+ * Nobody has it any more: its descriptors are closed, its bytes are free. It is in no list by then,
+ * and fn may remove others.
+ */
 typedef void (*prefixes_freed_fn)(const struct prefix *p, void *userdata);
 
 int must_check prefixes_new(prefixes_freed_fn fn, void *userdata, struct prefixes **ret_prefixes);

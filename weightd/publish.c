@@ -15,11 +15,10 @@
 #include "proto/util/log.h"
 #include "vk/device.h"
 #include "weightd/access.h"
-#include "weightd/acquire.h"
+#include "weightd/account.h"
 #include "weightd/admission.h"
 #include "weightd/holders.h"
 #include "weightd/loader.h"
-#include "weightd/quota.h"
 #include "weightd/service-internal.h"
 
 enum { PUBLISH_N_FDS = 2, PUBLISH_N_PIECE_TOKENS = 4096 };
@@ -236,6 +235,24 @@ static int publish_make_room(struct service *s, const struct prefix *x, struct e
 	return rc;
 }
 
+/*
+ * Memory that is there has been reserved, and so has been asked of the quota: nobody makes the
+ * account hold what it was never asked for.
+ */
+static int publish_check_grant(
+	const struct service *s, const struct peer *p, const struct prefix *x, struct err *ret_err)
+{
+	const struct account *a = admission_get_account(s, x->slot);
+	uint64_t n_bytes = a ? account_get_grant(a, p->id) : x->memory.n_bytes;
+
+	if (x->memory.n_bytes <= n_bytes)
+		return 0;
+	return err_set(ret_err, ENOSPC,
+		"Publish: memory: expected its %" PRIu64
+		" bytes to be reserved before, found a reservation of %" PRIu64,
+		x->memory.n_bytes, n_bytes);
+}
+
 int publish_add(struct service *s, struct peer *p, const struct publish_params *params,
 	struct fdlist *fds, struct err *ret_err, uint64_t *ret_id, bool *ret_existed)
 {
@@ -265,8 +282,7 @@ int publish_add(struct service *s, struct peer *p, const struct publish_params *
 		*ret_id = same->id;
 		return prefixes_take(s->prefixes, same->id, p->id, clock_now_ns(), ret_err);
 	}
-	rc = quota_check_publish(s->registry, s->params->peers, s->params->holders, s->prefixes, p,
-		x.memory.n_bytes, acquire_get_bytes, ret_err);
+	rc = publish_check_grant(s, p, &x, ret_err);
 	if (rc < 0)
 		return rc;
 	x.tokens_fd = fds->fds[0];
@@ -278,7 +294,7 @@ int publish_add(struct service *s, struct peer *p, const struct publish_params *
 		return rc;
 	(void)fdlist_take(fds, 0);
 	(void)fdlist_take(fds, 1);
-	admission_charge(s, id, x.slot, x.model, x.memory.n_bytes);
+	admission_charge(s, p, id, x.slot, x.model, x.memory.n_bytes);
 	rc = prefixes_take(s->prefixes, id, p->id, clock_now_ns(), ret_err);
 	if (rc < 0) {
 		struct err ignored = ERR_NULL;

@@ -5,9 +5,10 @@
 /*
  * Prefixes that workers share: who may publish, see and take them, and what they cost. weightd
  * looks at the tokens, which it hashes, and never into the memory. The bytes are charged to the
- * device's account and to the publisher's socket; what nobody has goes first when others need room,
- * and all of a generation goes with it, or when its weights cannot be trusted any more. After a
- * restart there are none: whoever has one publishes it again. Loop thread.
+ * device's account and to the publisher's socket, in place of as many that the publisher had
+ * reserved; what nobody has goes first when others need room, and all of a generation goes with it,
+ * or when its weights cannot be trusted any more. After a restart there are none: whoever has one
+ * publishes it again. Loop thread.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,7 +40,8 @@ struct publish_params {
 
 /*
  * fds: the tokens and the memory, which are taken on success where ret_existed is false. The peer
- * has a lease on it then. -ENOENT, -EPERM, -EINVAL, -EDQUOT, -ENOSPC, -ENOTSUP.
+ * has a lease on it then. -ENOENT, -EPERM, -EINVAL, -ENOTSUP; -ENOSPC where so
+ * much was not reserved.
  */
 int must_check publish_add(struct service *s, struct peer *p, const struct publish_params *params,
 	struct fdlist *fds, struct err *ret_err, uint64_t *ret_id, bool *ret_existed);

@@ -165,14 +165,3 @@ int quota_check_reserve(struct registry *r, const struct peer_list *peers,
 	return quota_check_bytes(
 		p->access, &usage, n_bytes - p->reserved_bytes, "Reserve", ret_err);
 }
-
-int quota_check_publish(struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
-	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err)
-{
-	if (!p->access)
-		return 0;
-	const struct quota_usage usage =
-		quota_count(r, peers, holders, prefixes, peer_get_socket(p->id), bytes_fn);
-	return quota_check_bytes(p->access, &usage, n_bytes, "Publish", ret_err);
-}

@@ -47,9 +47,4 @@ int must_check quota_check_reserve(struct registry *r, const struct peer_list *p
 	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
 	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err);
 
-/* May the peer publish n_bytes more? -EDQUOT. */
-int must_check quota_check_publish(struct registry *r, const struct peer_list *peers,
-	const struct holders *holders, const struct prefixes *prefixes, const struct peer *p,
-	uint64_t n_bytes, quota_bytes_fn bytes_fn, struct err *ret_err);
-
 #endif
