@@ -13,6 +13,7 @@
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/kv-chunks.h"
+#include "workerd/kv-guests.h"
 #include "workerd/pages.h"
 #include "workerd/prefix.h"
 
@@ -22,6 +23,8 @@ enum {
 	/* Page numbers are u32, and their bookkeeping is allocated: far above any real pool. */
 	MAX_PAGES = 1 << 24,
 	MAX_SLOTS = 4096,
+	/* Pages of guests, in contexts: each costs its books alone. */
+	N_GUEST_SLOTS = 8,
 };
 
 static const uint64_t clear_timeout_ns = 30ull * 1000 * 1000 * 1000;
@@ -33,6 +36,7 @@ struct kv {
 	uint32_t n_pages;
 	uint32_t n_slot_pages;
 	struct kv_chunks *chunks; /* where pages are */
+	struct kv_guests *guests; /* where those of others are */
 	struct pages *pages;      /* whose they are */
 	struct prefix *prefix;    /* what is in them */
 	uint32_t *found;          /* [n_slot_pages], what kv_adopt works with */
@@ -41,6 +45,14 @@ struct kv {
 	struct vk_command *clear;
 	uint64_t clear_ticket; /* of the last submission of clear, 0: none */
 };
+
+static void kv_get_slice(const struct kv *kv, uint32_t page, struct vk_slice *ret_slice)
+{
+	if (page < kv->n_pages)
+		kv_chunks_get_slice(kv->chunks, page, 1, ret_slice);
+	else
+		kv_guests_get_slice(kv->guests, page, ret_slice);
+}
 
 /* The command is idle again: what it cleared last is clear. */
 static int kv_clear_begin(struct kv *kv, struct err *ret_err)
@@ -115,7 +127,7 @@ static int kv_fill_pages(struct kv *kv, const struct pages_change *change, const
 		struct vk_slice from;
 		struct vk_slice to;
 
-		kv_chunks_get_slice(kv->chunks, change->copy_from, 1, &from);
+		kv_get_slice(kv, change->copy_from, &from);
 		kv_chunks_get_slice(kv->chunks, change->copy_to, 1, &to);
 		vk_command_copy(kv->clear, &to, &from);
 		first++;
@@ -192,6 +204,7 @@ static int kv_make_books(struct kv *kv)
 {
 	const struct pages_params pages = {
 		.n_pages = kv->n_pages,
+		.n_guest_pages = N_GUEST_SLOTS * kv->n_slot_pages,
 		.n_page_tokens = KV_PAGE_TOKENS,
 		.n_slots = kv->params.n_slots,
 		.n_slot_tokens = kv->params.n_ctx,
@@ -199,7 +212,13 @@ static int kv_make_books(struct kv *kv)
 
 	struct prefix_params prefix = {
 		.n_pages = kv->n_pages,
+		.n_guest_pages = pages.n_guest_pages,
 		.n_page_tokens = KV_PAGE_TOKENS,
+	};
+	const struct kv_guests_params guests = {
+		.first_page = kv->n_pages,
+		.n_pages = pages.n_guest_pages,
+		.n_page_bytes = kv->page_bytes,
 	};
 	int r;
 
@@ -209,7 +228,9 @@ static int kv_make_books(struct kv *kv)
 	kv->found = calloc(kv->n_slot_pages, sizeof(*kv->found));
 	if (!kv->found)
 		return -ENOMEM;
-	r = pages_new(&pages, &kv->pages);
+	r = kv_guests_new(&guests, &kv->guests);
+	if (!r)
+		r = pages_new(&pages, &kv->pages);
 	return r ? r : prefix_new(&prefix, kv->pages, &kv->prefix);
 }
 
@@ -276,6 +297,7 @@ struct kv *kv_free(struct kv *kv)
 	vk_command_free(kv->clear);
 	vk_memory_free(kv->table_memory);
 	kv_chunks_free(kv->chunks);
+	kv_guests_free(kv->guests);
 	free(kv->found);
 	prefix_free(kv->prefix);
 	pages_free(kv->pages);
@@ -298,7 +320,7 @@ static void kv_write_row(struct kv *kv, uint32_t slot, uint32_t first)
 	for (uint32_t i = first; i < n; i++) {
 		struct vk_slice slice;
 
-		kv_chunks_get_slice(kv->chunks, pages[i], 1, &slice);
+		kv_get_slice(kv, pages[i], &slice);
 		row[i] = vk_memory_slice_address(&slice);
 	}
 	for (uint32_t i = n; i < kv->n_slot_pages && row[i]; i++)
@@ -414,6 +436,64 @@ void kv_publish(
 	prefix_add(kv->prefix, scope, tokens, pages, n_tokens / KV_PAGE_TOKENS);
 }
 
+int kv_lend(struct kv *kv, struct vk_memory *memory, const uint32_t *tokens, uint32_t n_tokens,
+	struct err *ret_err, uint32_t *ret_guest)
+{
+	uint32_t n = n_tokens / KV_PAGE_TOKENS;
+	uint32_t first = 0;
+
+	if (!n || n_tokens % KV_PAGE_TOKENS || n > kv->n_slot_pages ||
+		vk_memory_get_bytes(memory) < n * kv->page_bytes)
+		return err_set(ret_err, EINVAL,
+			"kv: %u tokens of others in %llu bytes: expected whole pages, at most %u",
+			n_tokens, (unsigned long long)vk_memory_get_bytes(memory),
+			kv->n_slot_pages);
+	int r = kv_guests_add(kv->guests, memory, n, ret_err, ret_guest);
+	if (r)
+		return r;
+	kv_guests_get_pages(kv->guests, *ret_guest, &first, &n);
+	for (uint32_t i = 0; i < n; i++)
+		pages_lend(kv->pages, first + i);
+	kv_enter_lent(kv, *ret_guest, tokens);
+	return 0;
+}
+
+void kv_enter_lent(struct kv *kv, uint32_t guest, const uint32_t *tokens)
+{
+	uint32_t first;
+	uint32_t n;
+
+	kv_guests_get_pages(kv->guests, guest, &first, &n);
+	for (uint32_t i = 0; i < n; i++)
+		kv->found[i] = first + i;
+	prefix_add(kv->prefix, PREFIX_ANY, tokens, kv->found, n);
+}
+
+bool kv_is_lent_used(const struct kv *kv, uint32_t guest)
+{
+	uint32_t first;
+	uint32_t n;
+
+	kv_guests_get_pages(kv->guests, guest, &first, &n);
+	for (uint32_t page = first; page < first + n; page++)
+		if (pages_get_n_refs(kv->pages, page) > 1u + prefix_has(kv->prefix, page))
+			return true;
+	return false;
+}
+
+void kv_unlend(struct kv *kv, uint32_t guest)
+{
+	uint32_t first;
+	uint32_t n;
+
+	kv_guests_get_pages(kv->guests, guest, &first, &n);
+	for (uint32_t page = first; page < first + n; page++) {
+		prefix_drop(kv->prefix, page);
+		pages_unref(kv->pages, page);
+	}
+	kv_guests_remove(kv->guests, guest);
+}
+
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens)
 {
 	uint32_t n;
@@ -488,6 +568,6 @@ int kv_get_page(const struct kv *kv, uint32_t slot, uint32_t index, struct vk_sl
 
 	if (index >= n)
 		return -ENOENT;
-	kv_chunks_get_slice(kv->chunks, pages[index], 1, ret_page);
+	kv_get_slice(kv, pages[index], ret_page);
 	return 0;
 }

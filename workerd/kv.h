@@ -23,6 +23,7 @@
 struct err;
 struct kv;
 struct vk_device;
+struct vk_memory;
 struct vk_slice;
 
 struct kv_params {
@@ -84,6 +85,25 @@ uint32_t kv_adopt(
  */
 void kv_publish(
 	struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens);
+
+/*
+ * memory holds whole pages of tokens[0..n_tokens), one after the other from its start on, in this
+ * cache's layout: kv_adopt finds them, in every scope, and nobody writes there. The memory is
+ * borrowed until kv_unlend, and the device has acquired it. -EINVAL for tokens that are no whole
+ * pages, or more than the memory or a slot holds; -ENOSPC with the figures for more such pages than
+ * there are numbers for.
+ */
+int must_check kv_lend(struct kv *kv, struct vk_memory *memory, const uint32_t *tokens,
+	uint32_t n_tokens, struct err *ret_err, uint32_t *ret_guest);
+
+/* Entries of its pages, which some may have lost with another guest of the same tokens. */
+void kv_enter_lent(struct kv *kv, uint32_t guest, const uint32_t *tokens);
+
+/* Has any slot a page of it? */
+bool kv_is_lent_used(const struct kv *kv, uint32_t guest);
+
+/* No slot has. */
+void kv_unlend(struct kv *kv, uint32_t guest);
 
 /* Gives back the pages behind the first n_tokens. */
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);

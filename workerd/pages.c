@@ -21,7 +21,7 @@ struct pages {
 	uint32_t n_free;
 	uint32_t first_word;  /* no free bit before this word */
 	uint64_t *free_bits;  /* [n_pages / 64] bit set: free */
-	uint32_t *n_refs;     /* [n_pages] */
+	uint32_t *n_refs;     /* [n_pages + n_guest_pages] */
 	struct slot *slots;   /* [n_slots] */
 	uint32_t *slot_pages; /* [n_slots][n_slot_pages], what slots[].pages point into */
 };
@@ -47,7 +47,7 @@ int pages_new(const struct pages_params *params, struct pages **ret_pages)
 	p->n_slot_pages = pages_count(p, params->n_slot_tokens);
 	p->n_free = params->n_pages;
 	p->free_bits = calloc(((size_t)params->n_pages + 63) / 64, sizeof(*p->free_bits));
-	p->n_refs = calloc(params->n_pages, sizeof(*p->n_refs));
+	p->n_refs = calloc((size_t)params->n_pages + params->n_guest_pages, sizeof(*p->n_refs));
 	p->slots = calloc(params->n_slots, sizeof(*p->slots));
 	p->slot_pages = calloc((size_t)params->n_slots * p->n_slot_pages, sizeof(*p->slot_pages));
 	if (!p->free_bits || !p->n_refs || !p->slots || !p->slot_pages) {
@@ -98,7 +98,7 @@ void pages_ref(struct pages *p, uint32_t page)
 void pages_unref(struct pages *p, uint32_t page)
 {
 	assert(p->n_refs[page]);
-	if (--p->n_refs[page])
+	if (--p->n_refs[page] || page >= p->params.n_pages)
 		return;
 	p->free_bits[page / 64] |= 1ull << (page % 64);
 	if (page / 64 < p->first_word)
@@ -224,6 +224,12 @@ int pages_fork(struct pages *p, uint32_t from, uint32_t n_tokens, uint32_t slot,
 	s->n_tokens = n_tokens;
 	*ret_change = change;
 	return 0;
+}
+
+void pages_lend(struct pages *p, uint32_t page)
+{
+	assert(page >= p->params.n_pages && !p->n_refs[page]);
+	p->n_refs[page] = 1;
 }
 
 void pages_share(struct pages *p, uint32_t slot, uint32_t index, uint32_t page)

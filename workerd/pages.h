@@ -9,6 +9,9 @@
  *
  *	n_refs[page]: slots that list it, and pages_ref without its pages_unref; 0: free
  *
+ * Behind the pool's pages come those of guests, [n_pages, n_pages + n_guest_pages): they are lent,
+ * by pages_lend and until their last pages_unref, and never among the free ones.
+ *
  * A slot's positions below its n_tokens are only read, those from there on are written. So only the
  * page that holds position n_tokens can be both shared and written: pages_reserve replaces it.
  *
@@ -25,6 +28,7 @@ enum { PAGES_NONE = UINT32_MAX };
 
 struct pages_params {
 	uint32_t n_pages;
+	uint32_t n_guest_pages;
 	uint32_t n_page_tokens;
 	uint32_t n_slots;
 	uint32_t n_slot_tokens; /* that a slot can hold */
@@ -78,6 +82,9 @@ int must_check pages_fork(struct pages *p, uint32_t from, uint32_t n_tokens, uin
 /* A user that is no slot. Not for a free page. */
 void pages_ref(struct pages *p, uint32_t page);
 void pages_unref(struct pages *p, uint32_t page);
+
+/* A guest's page that nobody has gets its first reference. */
+void pages_lend(struct pages *p, uint32_t page);
 
 /*
  * The slot holds (index + 1) whole pages from here on, the last of them page (in use by somebody).

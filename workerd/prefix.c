@@ -25,17 +25,19 @@ struct entry {
 struct prefix {
 	struct prefix_params params;
 	struct pages *pages;
-	struct entry *entries; /* [n_pages] */
-	uint32_t *tokens;      /* [n_pages][n_page_tokens] */
+	struct entry *entries; /* [n_pages + n_guest_pages] */
+	uint32_t *tokens;      /* [n_pages + n_guest_pages][n_page_tokens] */
 	uint32_t n_buckets;    /* a power of two */
 	uint32_t *buckets;     /* [n_buckets] first entry */
 	uint32_t newest;
 	uint32_t oldest;
 	uint32_t n_entries;
+	uint32_t n_any; /* of them, in PREFIX_ANY */
 };
 
 int prefix_new(const struct prefix_params *params, struct pages *pages, struct prefix **ret_prefix)
 {
+	size_t n_pages = (size_t)params->n_pages + params->n_guest_pages;
 	struct prefix *p;
 
 	if (!params->n_pages || !params->n_page_tokens)
@@ -47,10 +49,10 @@ int prefix_new(const struct prefix_params *params, struct pages *pages, struct p
 	p->pages = pages;
 	p->newest = p->oldest = NONE;
 	p->n_buckets = 1;
-	while (p->n_buckets < params->n_pages)
+	while (p->n_buckets < n_pages)
 		p->n_buckets *= 2;
-	p->entries = calloc(params->n_pages, sizeof(*p->entries));
-	p->tokens = calloc(params->n_pages, params->n_page_tokens * sizeof(*p->tokens));
+	p->entries = calloc(n_pages, sizeof(*p->entries));
+	p->tokens = calloc(n_pages, params->n_page_tokens * sizeof(*p->tokens));
 	p->buckets = malloc(p->n_buckets * sizeof(*p->buckets));
 	if (!p->entries || !p->tokens || !p->buckets) {
 		prefix_free(p);
@@ -144,22 +146,42 @@ static void prefix_renew_chain(struct prefix *p, uint32_t page)
 		prefix_renew(p, page);
 }
 
-uint32_t prefix_find(struct prefix *p, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens,
-	uint32_t *ret_pages)
+/* From the beginning, at each page in the first of two scopes that has it: how many there are. */
+static uint32_t prefix_walk(const struct prefix *p, const uint64_t scopes[2],
+	const uint32_t *tokens, uint32_t n_most, uint32_t *ret_pages)
 {
-	uint32_t n_most = n_tokens / p->params.n_page_tokens;
 	uint32_t last = NONE;
 	uint32_t n = 0;
 
 	for (; n < n_most; n++, tokens += p->params.n_page_tokens) {
-		uint32_t bucket = prefix_hash(p, scope, last, tokens);
-		uint32_t page = prefix_find_one(p, scope, last, tokens, bucket);
+		uint32_t page = NONE;
 
+		for (int i = 0; i < (p->n_any ? 2 : 1) && page == NONE; i++)
+			page = prefix_find_one(p, scopes[i], last, tokens,
+				prefix_hash(p, scopes[i], last, tokens));
 		if (page == NONE)
 			break;
 		ret_pages[n] = last = page;
 	}
-	prefix_renew_chain(p, last);
+	return n;
+}
+
+uint32_t prefix_find(struct prefix *p, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens,
+	uint32_t *ret_pages)
+{
+	const uint64_t orders[2][2] = {{scope, PREFIX_ANY}, {PREFIX_ANY, scope}};
+	uint32_t n_most = n_tokens / p->params.n_page_tokens;
+	uint32_t n = prefix_walk(p, orders[0], tokens, n_most, ret_pages);
+
+	/* A page of one scope may lead nowhere where its twin leads far. Of equals the guests'. */
+	if (p->n_any) {
+		uint32_t n_own = n;
+
+		n = prefix_walk(p, orders[1], tokens, n_most, ret_pages);
+		if (n < n_own)
+			n = prefix_walk(p, orders[0], tokens, n_most, ret_pages);
+	}
+	prefix_renew_chain(p, n ? ret_pages[n - 1] : NONE);
 	return n;
 }
 
@@ -187,6 +209,7 @@ static void prefix_enter(struct prefix *p, uint64_t scope, uint32_t parent, cons
 	p->buckets[bucket] = page;
 	prefix_link_newest(p, page);
 	p->n_entries++;
+	p->n_any += scope == PREFIX_ANY;
 	pages_ref(p->pages, page);
 }
 
@@ -208,6 +231,7 @@ static void prefix_remove(struct prefix *p, uint32_t page)
 	prefix_unlink_age(p, page);
 	e->is_used = false;
 	p->n_entries--;
+	p->n_any -= e->scope == PREFIX_ANY;
 	pages_unref(p->pages, page);
 }
 
@@ -299,8 +323,9 @@ int prefix_reserve(struct prefix *p, uint32_t slot, uint32_t n_tokens, struct er
 	if (is_cut && pages_get_n_refs(p->pages, list[n - 1]) > 1)
 		n_more++;
 	prefix_give_back(p, n_more);
-	/* Instead of a copy: the page is the slot's alone again. */
-	if (is_cut && p->entries[list[n - 1]].is_used && pages_get_n_free(p->pages) < n_more)
+	/* Instead of a copy: the page is the slot's alone again. A guest's never is. */
+	if (is_cut && list[n - 1] < p->params.n_pages && p->entries[list[n - 1]].is_used &&
+		pages_get_n_free(p->pages) < n_more)
 		prefix_remove_all(p, list[n - 1]);
 	return pages_reserve(p->pages, slot, n_tokens, ret_err, ret_change);
 }
@@ -310,6 +335,12 @@ int prefix_fork(struct prefix *p, uint32_t from, uint32_t n_tokens, uint32_t slo
 {
 	prefix_give_back(p, n_tokens % p->params.n_page_tokens ? 1 : 0);
 	return pages_fork(p->pages, from, n_tokens, slot, ret_err, ret_change);
+}
+
+void prefix_drop(struct prefix *p, uint32_t page)
+{
+	if (p->entries[page].is_used)
+		prefix_remove_all(p, page);
 }
 
 bool prefix_has(const struct prefix *p, uint32_t page)

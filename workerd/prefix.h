@@ -14,6 +14,9 @@
  * has too is of no use to anybody else, and stays. Nobody may write into a page while it has an
  * entry.
  *
+ * Pages of guests (workerd/pages.h) are in the scope PREFIX_ANY, which is found from every scope:
+ * somebody else computed them, for all. They are not given back; prefix_drop takes them out.
+ *
  * Pure; engine thread.
  */
 #include <stdbool.h>
@@ -26,8 +29,11 @@ struct pages;
 struct pages_change;
 struct prefix;
 
+#define PREFIX_ANY UINT64_MAX
+
 struct prefix_params {
 	uint32_t n_pages;
+	uint32_t n_guest_pages;
 	uint32_t n_page_tokens;
 	/* Of the hash: one that clients do not know, so that none makes all entries collide. */
 	uint64_t key;
@@ -66,6 +72,9 @@ int must_check prefix_reserve(struct prefix *p, uint32_t slot, uint32_t n_tokens
 	struct err *ret_err, struct pages_change *ret_change);
 int must_check prefix_fork(struct prefix *p, uint32_t from, uint32_t n_tokens, uint32_t slot,
 	struct err *ret_err, struct pages_change *ret_change);
+
+/* The page's entry goes, if it has one, and those behind it. */
+void prefix_drop(struct prefix *p, uint32_t page);
 
 bool prefix_has(const struct prefix *p, uint32_t page);
 

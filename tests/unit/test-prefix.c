@@ -323,6 +323,112 @@ static void gives_back_the_oldest(void **state)
 	free_model(&m);
 }
 
+enum { N_GUESTS = 6 };
+
+/* pages[0..n) lent, and known to hold tokens. */
+static void lend(struct model *m, const uint32_t *tokens, uint32_t first, uint32_t n)
+{
+	uint32_t list[N_SLOT_PAGES];
+
+	for (uint32_t i = 0; i < n; i++) {
+		list[i] = N_PAGES + first + i;
+		pages_lend(m->pages, list[i]);
+	}
+	prefix_add(m->prefix, PREFIX_ANY, tokens, list, n);
+}
+
+static void unlend(struct model *m, uint32_t first, uint32_t n)
+{
+	for (uint32_t page = N_PAGES + first; page < N_PAGES + first + n; page++) {
+		prefix_drop(m->prefix, page);
+		assert_int_equal(pages_get_n_refs(m->pages, page), 1);
+		pages_unref(m->pages, page);
+		assert_int_equal(pages_get_n_refs(m->pages, page), 0);
+	}
+}
+
+static void new_model_with_guests(struct model *m)
+{
+	struct pages_params pages = pages_shape;
+	const struct prefix_params params = {
+		.n_pages = N_PAGES, .n_guest_pages = N_GUESTS, .n_page_tokens = N_PAGE_TOKENS};
+
+	pages.n_guest_pages = N_GUESTS;
+	*m = (struct model){0};
+	assert_int_equal(pages_new(&pages, &m->pages), 0);
+	assert_int_equal(prefix_new(&params, m->pages, &m->prefix), 0);
+}
+
+/* From every scope; a longer way of one's own is taken, of equal ones the guests'. */
+static void finds_guests_from_everywhere(void **state)
+{
+	static const uint32_t a[] = {1, 1, 1, 1, 1, 1, 1, 1};
+	static struct model m;
+	uint32_t found[N_SLOT_PAGES];
+
+	(void)state;
+	new_model_with_guests(&m);
+	remember(&m, a, 6);
+	lend(&m, a, 0, 2);
+	assert_int_equal(prefix_find(m.prefix, 5, a, 8, found), 2);
+	assert_int_equal(found[0], N_PAGES);
+	assert_int_equal(found[1], N_PAGES + 1);
+	assert_int_equal(prefix_find(m.prefix, 5, a, 3, found), 1);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 8, found), 3);
+	assert_true(found[0] < N_PAGES && found[1] < N_PAGES && found[2] < N_PAGES);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 4, found), 2);
+	assert_int_equal(found[1], N_PAGES + 1);
+	/* Whoever needs pages gets those of the pool; guests stay. */
+	prefix_give_back(m.prefix, N_PAGES + 1);
+	assert_int_equal(pages_get_n_free(m.pages), N_PAGES);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 8, found), 2);
+	unlend(&m, 0, 2);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 8, found), 0);
+	assert_int_equal(pages_get_n_free(m.pages), N_PAGES);
+	free_model(&m);
+}
+
+/* A slot goes on behind a guest's pages, and within them with a copy, with no page free too. */
+static void goes_on_behind_guests(void **state)
+{
+	static const uint32_t a[] = {1, 1, 1, 1, 2, 2};
+	static struct model m;
+	struct pages_change change;
+	struct err e = ERR_NULL;
+	uint32_t found[N_SLOT_PAGES];
+	uint32_t slots[2], n;
+
+	(void)state;
+	new_model_with_guests(&m);
+	lend(&m, a, 2, 2);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(pages_open(m.pages, &e, &slots[i]), 0);
+		assert_int_equal(prefix_find(m.prefix, (uint64_t)i, a, 4, found), 2);
+		for (uint32_t k = 0; k < 2; k++)
+			pages_share(m.pages, slots[i], k, found[k]);
+	}
+	assert_int_equal(prefix_reserve(m.prefix, slots[0], 6, &e, &change), 0);
+	assert_int_equal(change.copy_to, PAGES_NONE);
+	const uint32_t *list = pages_get_list(m.pages, slots[0], &n);
+	assert_true(n == 3 && list[2] < N_PAGES);
+	prefix_add(m.prefix, 0, a, list, 3);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 6, found), 3);
+	assert_int_equal(prefix_find(m.prefix, 1, a, 6, found), 2);
+	/* Within: the guest's page is never written, nor forgotten for want of pages. */
+	pages_truncate(m.pages, slots[1], 3);
+	assert_int_equal(prefix_reserve(m.prefix, slots[1], 4, &e, &change), 0);
+	assert_int_equal(change.copy_from, N_PAGES + 3);
+	assert_true(change.copy_to < N_PAGES);
+	assert_int_equal(pages_get_n_refs(m.pages, N_PAGES + 3), 3);
+	for (int i = 0; i < 2; i++)
+		pages_close(m.pages, slots[i]);
+	/* With the guest goes what is only found behind it. */
+	unlend(&m, 2, 2);
+	assert_int_equal(prefix_find(m.prefix, 0, a, 6, found), 0);
+	assert_int_equal(pages_get_n_free(m.pages), N_PAGES);
+	free_model(&m);
+}
+
 /* Every hash the same: the tokens alone decide. A key of two pages makes one bucket of all. */
 static void collisions_do_not_matter(void **state)
 {
@@ -366,6 +472,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(finds_what_is_there),
 		CASE(gives_back_the_oldest),
+		CASE(finds_guests_from_everywhere),
+		CASE(goes_on_behind_guests),
 		CASE(collisions_do_not_matter),
 	};
 

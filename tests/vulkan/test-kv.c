@@ -503,6 +503,85 @@ static void test_exportable(void **state)
 	vk_device_free(d);
 }
 
+/* Page i of the memory holds i + 1 in every word. */
+static void fill_pages(struct vk_device *d, struct vk_memory *m, uint32_t n)
+{
+	struct vk_command *c = on_device_command(d, 0);
+
+	vk_command_begin(c);
+	for (uint32_t i = 0; i < n; i++) {
+		const struct vk_slice page = {
+			.memory = m, .offset = i * PAGE_BYTES, .n_bytes = PAGE_BYTES};
+		vk_command_fill(c, &page, i + 1);
+	}
+	on_device_run(d, c);
+	vk_command_free(c);
+}
+
+/* The pages of somebody else's memory: read in place by every slot, copied before they are
+ * written, and found no more when they are taken back. */
+static void test_lend(void **state)
+{
+	struct vk_device *d = on_device_new();
+	struct kv *kv = new_kv(d);
+	struct vk_memory *m = on_device_memory(d, VK_MEMORY_KV, 2 * PAGE_BYTES, false);
+	struct vk_memory *twin = on_device_memory(d, VK_MEMORY_KV, 2 * PAGE_BYTES, false);
+	uint32_t tokens[3 * KV_PAGE_TOKENS];
+	struct kv_counters before, after;
+	struct err e = ERR_NULL;
+	uint32_t guest = 9, other = 9;
+
+	(void)state;
+	for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
+		tokens[i] = i;
+	fill_pages(d, m, 2);
+	assert_int_equal(kv_lend(kv, m, tokens, KV_PAGE_TOKENS + 1, &e, &guest), -EINVAL);
+	assert_int_equal(kv_lend(kv, m, tokens, 3 * KV_PAGE_TOKENS, &e, &guest), -EINVAL);
+	kv_get_counters(kv, &before);
+	on_device_check(kv_lend(kv, m, tokens, 2 * KV_PAGE_TOKENS, &e, &guest), &e, "lend");
+	assert_false(kv_is_lent_used(kv, guest));
+	uint32_t a = open_slot(kv, 0), b = open_slot(kv, 0);
+	assert_int_equal(kv_adopt(kv, a, 1, tokens, ARRAY_SIZE(tokens)), 2 * KV_PAGE_TOKENS);
+	assert_int_equal(kv_adopt(kv, b, 2, tokens, ARRAY_SIZE(tokens)), 2 * KV_PAGE_TOKENS);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(get_address(kv, a, i), vk_memory_get_address(m) + i * PAGE_BYTES);
+		assert_int_equal(get_address(kv, b, i), get_address(kv, a, i));
+	}
+	/* They are none of the pool's. */
+	kv_get_counters(kv, &after);
+	assert_memory_equal(&before, &after, sizeof(before));
+	/* In the middle of the second page: a copy of all of it. */
+	kv_truncate(kv, b, KV_PAGE_TOKENS + 3);
+	on_device_check(kv_reserve(kv, b, KV_PAGE_TOKENS + 4, &e), &e, "reserve");
+	assert_int_equal(get_address(kv, b, 0), get_address(kv, a, 0));
+	assert_int_not_equal(get_address(kv, b, 1), get_address(kv, a, 1));
+	expect_page(d, kv, b, 1, 2);
+	write_page(d, kv, b, 1);
+	expect_page(d, kv, a, 1, 2);
+	/* Another of the same tokens is not needed, until the first is gone. */
+	fill_pages(d, twin, 2);
+	on_device_check(kv_lend(kv, twin, tokens, 2 * KV_PAGE_TOKENS, &e, &other), &e, "twin");
+	assert_true(kv_is_lent_used(kv, guest));
+	assert_false(kv_is_lent_used(kv, other));
+	kv_close(kv, a);
+	kv_close(kv, b);
+	assert_false(kv_is_lent_used(kv, guest));
+	kv_unlend(kv, guest);
+	vk_memory_free(m);
+	a = open_slot(kv, 0);
+	assert_int_equal(kv_adopt(kv, a, 1, tokens, ARRAY_SIZE(tokens)), 0);
+	kv_enter_lent(kv, other, tokens);
+	assert_int_equal(kv_adopt(kv, a, 1, tokens, ARRAY_SIZE(tokens)), 2 * KV_PAGE_TOKENS);
+	assert_int_equal(get_address(kv, a, 0), vk_memory_get_address(twin));
+	kv_close(kv, a);
+	kv_unlend(kv, other);
+	kv_get_counters(kv, &after);
+	assert_int_equal(after.n_used + after.n_cached, 0);
+	vk_memory_free(twin);
+	kv_free(kv);
+	vk_device_free(d);
+}
+
 /* Sizes that overflow are refused before anything is allocated. */
 static void test_hostile_sizes(void **state)
 {
@@ -539,6 +618,7 @@ int main(void)
 		CASE(test_chunks_come_and_go),
 		CASE(test_no_memory_for_a_chunk),
 		CASE(test_exportable),
+		CASE(test_lend),
 		CASE(test_hostile_sizes),
 	};
 
