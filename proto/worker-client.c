@@ -596,6 +596,8 @@ static int must_check worker_client_read_status(
 		.prompt_tokens = m->prompt_tokens,
 		.generated_tokens = m->generated_tokens,
 		.n_dispatches = m->n_dispatches,
+		.n_prefixes = m->n_prefixes,
+		.prefix_bytes = m->prefix_bytes,
 		.weightd_connected = m->weightd_connected,
 		.is_parked = m->parked,
 		.n_placed_weights = (uint32_t)m->n_placed_weights,
@@ -647,6 +649,11 @@ int worker_client_status(
 	if (r == 0)
 		r = worker_client_read_status(reply->status, ret_err, ret_status);
 	return r;
+}
+
+struct worker_link *worker_client_get_link(struct worker_client *c)
+{
+	return &c->link;
 }
 
 int worker_client_bench_memory(struct worker_client *c, struct err *ret_err,

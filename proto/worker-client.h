@@ -332,6 +332,8 @@ struct worker_client_status {
 	uint64_t stream_bytes;
 	uint64_t paged_bytes;
 	struct worker_client_experts experts;
+	uint32_t n_prefixes; /* shared ones that it has */
+	uint64_t prefix_bytes;
 	struct worker_client_memory memory;
 };
 
@@ -348,6 +350,10 @@ struct worker_client_rate {
 /* Blocks while the worker measures. *ret_n of ret_rates are filled. */
 int must_check worker_client_bench_memory(struct worker_client *c, struct err *ret_err,
 	struct worker_client_rate ret_rates[WORKER_CLIENT_MAX_PLACEMENTS], uint32_t *ret_n);
+
+/* For the other worker- files of this room. */
+struct worker_link;
+struct worker_link *worker_client_get_link(struct worker_client *c);
 
 int must_check worker_client_status(
 	struct worker_client *c, struct err *ret_err, struct worker_client_status *ret_status);

@@ -2,7 +2,7 @@
 #ifndef WORKERD_ENGINE_INTERNAL_H
 #define WORKERD_ENGINE_INTERNAL_H
 
-/* The engine, for workerd/engine and workerd/park alone. Engine thread. */
+/* The engine, for the files of the engine thread alone. Engine thread. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,9 +11,25 @@
 #include "workerd/engine.h"
 #include "workerd/stack.h"
 
+struct guests;
 struct manifest;
 struct message;
 struct scheduler;
+struct vk_command;
+struct vk_memory;
+
+/* See workerd/publisher.h. */
+struct publisher {
+	struct message *message; /* MESSAGE_PUBLISH that is under way; NULL: none */
+	uint64_t session;
+	bool is_computed;
+	int code; /* not 0: it could not be, and why says why */
+	struct err why;
+	struct vk_memory *memory;
+	struct vk_command *command;
+	uint32_t n_copied;        /* pages */
+	uint64_t n_granted_bytes; /* without what was reserved for it; 0: nothing was */
+};
 
 struct engine {
 	struct engine_params params;
@@ -32,6 +48,8 @@ struct engine {
 	bool is_pressed;
 	uint64_t idle_ns; /* since when nobody generates, or parking was tried */
 	struct scheduler *scheduler;
+	struct guests *guests;
+	struct publisher publisher;
 	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
 	struct message *failure; /* MESSAGE_FAILED until it is sent */
 	int code;                /* not 0: failed, and error says why */

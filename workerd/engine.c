@@ -17,11 +17,13 @@
 #include "vk/memory.h"
 #include "workerd/archive.h"
 #include "workerd/grammar.h"
+#include "workerd/guests.h"
 #include "workerd/kv.h"
 #include "workerd/ledger.h"
 #include "workerd/message.h"
 #include "workerd/park.h"
 #include "workerd/plan.h"
+#include "workerd/publisher.h"
 #include "workerd/queue.h"
 #include "workerd/scheduler.h"
 #include "workerd/stack.h"
@@ -66,8 +68,9 @@ static void engine_kv_truncate(void *userdata, uint32_t slot, uint32_t n_tokens)
 static uint32_t engine_kv_adopt(
 	void *userdata, uint32_t slot, uint64_t scope, const uint32_t *tokens, uint32_t n_tokens)
 {
-	const struct engine *e = userdata;
+	struct engine *e = userdata;
 
+	guests_seek(e, tokens, n_tokens);
 	return kv_adopt(e->stack->kv, slot, scope, tokens, n_tokens);
 }
 
@@ -185,6 +188,10 @@ static void engine_send_finished(void *userdata, struct message *generate)
 {
 	struct engine *e = userdata;
 
+	if (generate->client == PUBLISHER_CLIENT) {
+		publisher_take_finished(e, generate);
+		return;
+	}
 	if (generate->generate.finished.generated_tokens)
 		e->is_cache_due = true;
 	if (generate->generate.grammar) {
@@ -269,6 +276,7 @@ static int engine_status(struct engine *e, struct message *m)
 	s->kv_used_pages = pages.n_used;
 	s->kv_shared_pages = pages.n_shared;
 	s->kv_cached_pages = pages.n_cached;
+	guests_count(e->guests, &s->n_prefixes, &s->prefix_bytes);
 	return 0;
 }
 
@@ -321,10 +329,13 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 static void engine_handle(struct engine *e, struct message *m)
 {
 	struct err error = ERR_NULL;
+	bool is_answered = m->kind != MESSAGE_GENERATE;
 	int r = 0;
 
 	if (m->kind == MESSAGE_DISCONNECT)
 		scheduler_disconnect(e->scheduler, m->client);
+	else if (m->kind == MESSAGE_PUBLISH && !e->code)
+		r = publisher_begin(e, m, &error, &is_answered);
 	else
 		r = engine_serve(e, m, &error);
 	if (r > 0) { /* VK_DEVICE_LOST, of a request that takes pages */
@@ -334,8 +345,8 @@ static void engine_handle(struct engine *e, struct message *m)
 	}
 	if (r)
 		message_refuse(m, r, &error);
-	/* An accepted Generate is the session's until it is finished. */
-	if (r || m->kind != MESSAGE_GENERATE)
+	/* An accepted Generate is the session's until it is finished, so is a prefix. */
+	if (r || is_answered)
 		engine_send(e, m);
 }
 
@@ -381,8 +392,10 @@ static void engine_step(struct engine *e)
 static uint64_t engine_get_deadline(const struct engine *e)
 {
 	uint64_t park_ns = park_get_deadline(e);
+	uint64_t guests_ns = guests_get_deadline(e);
 	uint64_t expire_ns = e->code ? UINT64_MAX : scheduler_get_deadline(e->scheduler);
 
+	park_ns = park_ns < guests_ns ? park_ns : guests_ns;
 	return park_ns < expire_ns ? park_ns : expire_ns;
 }
 
@@ -406,10 +419,13 @@ static void *engine_run(void *userdata)
 				park_attend(e);
 			if (e->code && e->failure)
 				continue;
-			queue_wait_until(e->params.in, engine_get_deadline(e));
+			if (!publisher_is_due(e) || e->code)
+				queue_wait_until(e->params.in, engine_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
 			break;
+		if (!e->code)
+			publisher_attend(e);
 		if (!e->code)
 			scheduler_expire(e->scheduler, clock_now_ns());
 		if (!e->code)
@@ -417,7 +433,10 @@ static void *engine_run(void *userdata)
 		if (!e->code && e->stack)
 			engine_step(e);
 	}
+	publisher_stop(e);
 	scheduler_stop(e->scheduler);
+	if (e->stack)
+		guests_clear(e);
 	if (!e->code)
 		engine_save_cache(e);
 	queue_push(e->params.out, &stop->node);
@@ -443,6 +462,8 @@ static int engine_start(struct engine *e, struct err *ret_err)
 	};
 	int r = scheduler_new(&params, &backend, &e->scheduler);
 
+	if (!r)
+		r = guests_new(&e->guests);
 	if (r)
 		return r;
 	if (e->params.limits)
@@ -465,6 +486,7 @@ static struct engine *engine_destroy(struct engine *e)
 	stack_free(e->stack);
 	manifest_free(e->manifest);
 	scheduler_free(e->scheduler);
+	guests_free(e->guests);
 	free(e);
 	return NULL;
 }

@@ -49,6 +49,7 @@ enum message_kind {
 	MESSAGE_DETOKENIZE,
 	MESSAGE_STATUS,
 	MESSAGE_BENCH_MEMORY,
+	MESSAGE_PUBLISH,
 	/* to the engine: the client is gone; comes back when its sessions are closed */
 	MESSAGE_DISCONNECT,
 	/* to the engine: weightd has told something; does not come back */
@@ -129,6 +130,7 @@ struct message_generate {
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none, at most LOGPROB_MAX_TOP */
 	bool ignore_eos;
+	bool is_prefill;  /* no token is chosen: it ends as STOP when all is computed */
 	int32_t priority; /* see workerd/turn.h */
 	bool is_shifting; /* a full context loses tokens instead of ending it, see session_shift */
 	uint32_t n_keep;  /* that it does not lose */
@@ -151,6 +153,25 @@ struct message_archive {
 	uint32_t n_cached;
 	uint64_t n_bytes; /* of the file */
 	char why[256];    /* some of what was saved is of no use */
+};
+
+enum { MESSAGE_MAX_PREFIX_NAME_BYTES = 64 };
+
+/* A shared prefix: text or tokens; the text thread turns the one into the other. */
+struct message_publish {
+	const char *text; /* NULL: ids are given */
+	uint64_t n_text_bytes;
+	bool parse_special;
+	bool add_bos;
+	const uint32_t *ids;
+	uint64_t n_ids;
+	const char *name;
+	bool is_shared;
+	uint64_t prefix;     /* answer, as what follows */
+	uint32_t n_tokens;   /* of it, in whole pages */
+	uint32_t n_computed; /* of them */
+	uint64_t n_bytes;
+	bool existed;
 };
 
 /* Tokenize: text in, ids out; Detokenize: ids in, text out. */
@@ -188,6 +209,7 @@ enum message_notice_kind {
 	MESSAGE_NOTICE_LOST, /* generation is not to be computed with any more; error says why */
 	MESSAGE_NOTICE_UNLEASED,   /* nor with this one, but by who does; error says why */
 	MESSAGE_NOTICE_IDENTIFIED, /* contents of generation are known */
+	MESSAGE_NOTICE_PREFIXES,   /* of generation there are others to be had */
 };
 
 struct message_notice {
@@ -244,6 +266,8 @@ struct message_status {
 	uint32_t kv_used_pages;
 	uint32_t kv_shared_pages;
 	uint32_t kv_cached_pages;
+	uint32_t n_prefixes; /* shared ones that are imported */
+	uint64_t prefix_bytes;
 	uint64_t first_token_ns;
 	uint64_t prompt_tokens;
 	uint64_t generated_tokens;
@@ -280,7 +304,8 @@ struct message {
 		struct message_archive archive; /* SAVE, RESTORE */
 		struct message_append append;
 		struct message_generate generate; /* GENERATE, FINISHED */
-		struct message_text text;         /* TOKENIZE, DETOKENIZE */
+		struct message_publish publish;
+		struct message_text text; /* TOKENIZE, DETOKENIZE */
 		struct message_token token;
 		struct message_notice notice;
 		struct message_manifest manifest;

@@ -47,7 +47,7 @@ void notice_on_event(const struct weights_client_event *event, void *userdata)
 
 	if (event->kind == WEIGHTS_CLIENT_LOST || event->kind == WEIGHTS_CLIENT_REPLACED ||
 		event->kind == WEIGHTS_CLIENT_CORRUPT || event->kind == WEIGHTS_CLIENT_EXPELLED ||
-		event->kind == WEIGHTS_CLIENT_IDENTIFIED)
+		event->kind == WEIGHTS_CLIENT_IDENTIFIED || event->kind == WEIGHTS_CLIENT_PREFIXES)
 		is_ours = !strcmp(event->model, params->model);
 	if (!is_ours)
 		return;
@@ -62,6 +62,7 @@ void notice_on_event(const struct weights_client_event *event, void *userdata)
 	case WEIGHTS_CLIENT_PRESSURE: m->notice.kind = MESSAGE_NOTICE_PRESSURE; break;
 	case WEIGHTS_CLIENT_REPLACED: m->notice.kind = MESSAGE_NOTICE_REPLACED; break;
 	case WEIGHTS_CLIENT_IDENTIFIED: m->notice.kind = MESSAGE_NOTICE_IDENTIFIED; break;
+	case WEIGHTS_CLIENT_PREFIXES: m->notice.kind = MESSAGE_NOTICE_PREFIXES; break;
 	default: m->notice.kind = MESSAGE_NOTICE_LOST; break;
 	}
 	if (m->notice.kind == MESSAGE_NOTICE_LOST) {

@@ -9,11 +9,13 @@
 #include "proto/util/clock.h"
 #include "proto/util/log.h"
 #include "workerd/engine-internal.h"
+#include "workerd/guests.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"
 #include "workerd/loan.h"
 #include "workerd/message.h"
 #include "workerd/plan.h"
+#include "workerd/publisher.h"
 #include "workerd/queue.h"
 #include "workerd/stack.h"
 #include "workerd/weights.h"
@@ -70,7 +72,9 @@ void park_tell_lease(struct engine *e)
 /* With who uses it. */
 static void park_free_stack(struct engine *e)
 {
+	publisher_suspend(e);
 	scheduler_detach(e->scheduler);
+	guests_clear(e);
 	lease_clear(e->params.lease);
 	e->stack = stack_free(e->stack);
 }
@@ -302,6 +306,7 @@ void park_attend(struct engine *e)
 {
 	bool is_pressed = e->is_pressed && !e->params.no_park;
 
+	guests_attend(e, e->is_pressed);
 	/* While somebody waits for memory it is said again. */
 	e->is_pressed = false;
 	if (e->stack && e->generation == e->lost)
@@ -349,7 +354,8 @@ void park_take_notice(struct engine *e, struct message *m)
 {
 	park_learn_contents(e, &m->notice);
 	switch (m->notice.kind) {
-	case MESSAGE_NOTICE_BACK: break; /* park_attend follows */
+	case MESSAGE_NOTICE_BACK: guests_note_back(e->guests); break; /* park_attend follows */
+	case MESSAGE_NOTICE_PREFIXES: guests_note_changed(e->guests); break;
 	case MESSAGE_NOTICE_IDENTIFIED: break;
 	case MESSAGE_NOTICE_PRESSURE: e->is_pressed = true; break;
 	case MESSAGE_NOTICE_REPLACED:

@@ -187,6 +187,30 @@ static int rpc_decode_tokenize(const Wk__Tokenize *t, struct message *m, struct 
 	return 0;
 }
 
+static int rpc_decode_publish(const Wk__PublishPrefix *p, struct message *m, struct err *ret_err)
+{
+	size_t n_bytes = strlen(p->name);
+
+	if (n_bytes > MESSAGE_MAX_PREFIX_NAME_BYTES)
+		return err_set(ret_err, EINVAL, "name: expected at most %d bytes, found %zu",
+			MESSAGE_MAX_PREFIX_NAME_BYTES, n_bytes);
+	m->publish.name = p->name;
+	m->publish.is_shared = p->shared;
+	switch (p->input_case) {
+	case WK__PUBLISH_PREFIX__INPUT_TEXT:
+		m->publish.parse_special = p->text->parse_special;
+		m->publish.add_bos = p->text->add_bos;
+		m->publish.n_text_bytes = p->text->text.len;
+		m->publish.text = p->text->text.len ? (const char *)p->text->text.data : "";
+		return 0;
+	case WK__PUBLISH_PREFIX__INPUT_TOKENS:
+		m->publish.ids = p->tokens->ids;
+		m->publish.n_ids = p->tokens->n_ids;
+		return 0;
+	default: return err_set(ret_err, EINVAL, "prefix: expected text or tokens");
+	}
+}
+
 /* The kind that a body has here. */
 static enum message_kind rpc_get_kind(const Wk__Request *q)
 {
@@ -205,6 +229,7 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_DETOKENIZE: return MESSAGE_DETOKENIZE;
 	case WK__REQUEST__BODY_STATUS: return MESSAGE_STATUS;
 	case WK__REQUEST__BODY_BENCH_MEMORY: return MESSAGE_BENCH_MEMORY;
+	case WK__REQUEST__BODY_PUBLISH_PREFIX: return MESSAGE_PUBLISH;
 	default: return MESSAGE_UNKNOWN;
 	}
 }
@@ -234,6 +259,7 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		return 0;
 	case MESSAGE_TOKENIZE: return rpc_decode_tokenize(q->tokenize, m, ret_err);
 	case MESSAGE_DETOKENIZE: return rpc_decode_detokenize(q->detokenize, m);
+	case MESSAGE_PUBLISH: return rpc_decode_publish(q->publish_prefix, m, ret_err);
 	case MESSAGE_STATUS:
 	case MESSAGE_BENCH_MEMORY: return 0;
 	default:
@@ -411,6 +437,8 @@ static int rpc_encode_status(const struct message *m, const struct rpc_worker *w
 	status.weights_bytes = w->weights_bytes;
 	rpc_memory_fill(s, &memory, &status);
 	rpc_sessions_fill(s, &sessions, &status);
+	status.n_prefixes = s->n_prefixes;
+	status.prefix_bytes = s->prefix_bytes;
 	status.n_sessions = s->n_sessions;
 	status.max_sessions = w->max_sessions;
 	status.n_ctx = w->n_ctx;
@@ -551,6 +579,21 @@ static int rpc_encode_small(
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
+static int rpc_encode_published(
+	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
+{
+	Wk__PrefixPublished published = WK__PREFIX_PUBLISHED__INIT;
+
+	published.id = m->publish.prefix;
+	published.n_tokens = m->publish.n_tokens;
+	published.n_bytes = m->publish.n_bytes;
+	published.computed_tokens = m->publish.n_computed;
+	published.existed = m->publish.existed;
+	reply->body_case = WK__REPLY__BODY_PREFIX_PUBLISHED;
+	reply->prefix_published = &published;
+	return rpc_pack(reply, ret_data, ret_n_bytes);
+}
+
 static int rpc_encode_answer(const struct message *m, const struct rpc_worker *worker,
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
@@ -561,6 +604,7 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	case MESSAGE_HELLO: return rpc_encode_welcome(worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_STATUS: return rpc_encode_status(m, worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_PUBLISH: return rpc_encode_published(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_GENERATE:
 	case MESSAGE_FINISHED: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_TOKEN: return rpc_encode_token(m, &reply, ret_data, ret_n_bytes);

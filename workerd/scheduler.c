@@ -681,6 +681,11 @@ static int scheduler_advance(struct scheduler *s, const float *logits, struct er
 		scheduler_publish(s, session);
 		if (session_get_n_due(session))
 			continue;
+		if (session->generate->generate.is_prefill) {
+			scheduler_finish(s, session, MESSAGE_REASON_STOP);
+			logits += s->params.n_vocab;
+			continue;
+		}
 		int r = scheduler_branch_start(s, session, logits, ret_err);
 		if (r)
 			return r;

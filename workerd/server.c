@@ -68,7 +68,8 @@ static void server_on_request(void *userdata, struct message *m)
 	struct server *s = userdata;
 	bool is_text = m->kind == MESSAGE_TOKENIZE || m->kind == MESSAGE_DETOKENIZE ||
 		       (m->kind == MESSAGE_APPEND && m->append.input != MESSAGE_INPUT_TOKENS) ||
-		       (m->kind == MESSAGE_GENERATE && m->generate.constraint);
+		       (m->kind == MESSAGE_GENERATE && m->generate.constraint) ||
+		       (m->kind == MESSAGE_PUBLISH && m->publish.text);
 
 	if (s->fd < 0) {
 		struct err e = ERR_NULL;

@@ -93,6 +93,20 @@ static int text_tokenize(struct text *t, struct message *m, struct err *ret_err)
 	return 0;
 }
 
+static int text_publish(struct text *t, struct message *m, struct err *ret_err)
+{
+	struct message_publish *p = &m->publish;
+	int r = text_encode(
+		t, p->text, p->n_text_bytes, p->parse_special, p->add_bos, ret_err, &m->made_ids);
+
+	if (r)
+		return r;
+	m->epoch = t->epoch;
+	p->ids = m->made_ids.ids;
+	p->n_ids = m->made_ids.n;
+	return 0;
+}
+
 static int text_compile(struct text *t, struct message *m, struct err *ret_err)
 {
 	struct message_generate *g = &m->generate;
@@ -145,6 +159,8 @@ static void text_handle(struct text *t, struct message *m)
 		r = text_append(t, m, &e);
 	} else if (m->kind == MESSAGE_GENERATE) {
 		r = text_compile(t, m, &e);
+	} else if (m->kind == MESSAGE_PUBLISH) {
+		r = text_publish(t, m, &e);
 	} else if (m->kind == MESSAGE_TOKENIZE) {
 		r = text_tokenize(t, m, &e);
 	} else {
@@ -152,7 +168,8 @@ static void text_handle(struct text *t, struct message *m)
 	}
 	if (r)
 		message_refuse(m, r, &e);
-	bool is_for_engine = m->kind == MESSAGE_APPEND || m->kind == MESSAGE_GENERATE;
+	bool is_for_engine = m->kind == MESSAGE_APPEND || m->kind == MESSAGE_GENERATE ||
+			     m->kind == MESSAGE_PUBLISH;
 	queue_push(is_for_engine && !r ? t->params.engine : t->params.out, &m->node);
 }
 

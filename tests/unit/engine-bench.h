@@ -21,11 +21,13 @@
 #include "vk/memory.h"
 #include "workerd/archive.h"
 #include "workerd/engine.h"
+#include "workerd/guests.h"
 #include "workerd/kv.h"
 #include "workerd/lease.h"
 #include "workerd/loan.h"
 #include "workerd/message.h"
 #include "workerd/plan.h"
+#include "workerd/publisher.h"
 #include "workerd/queue.h"
 #include "workerd/stack.h"
 #include "workerd/weights.h"
@@ -90,6 +92,95 @@ void kv_publish(struct kv *kv, uint32_t slot, uint64_t scope, const uint32_t *id
 	(void)scope;
 	(void)ids;
 	assert_true(is_slot_open[slot] && n_ids % KV_PAGE_TOKENS == 0);
+}
+
+int guests_new(struct guests **ret_guests)
+{
+	(void)ret_guests;
+	return 0;
+}
+
+struct guests *guests_free(struct guests *g)
+{
+	assert_null(g);
+	return NULL;
+}
+
+void guests_note_changed(struct guests *g)
+{
+	(void)g;
+}
+
+void guests_note_back(struct guests *g)
+{
+	(void)g;
+}
+
+void guests_attend(struct engine *e, bool is_pressed)
+{
+	(void)e;
+	(void)is_pressed;
+}
+
+void guests_seek(struct engine *e, const uint32_t *ids, uint32_t n_ids)
+{
+	(void)e;
+	(void)ids;
+	(void)n_ids;
+}
+
+void guests_clear(struct engine *e)
+{
+	(void)e;
+}
+
+uint64_t guests_get_deadline(const struct engine *e)
+{
+	(void)e;
+	return UINT64_MAX;
+}
+
+void guests_count(const struct guests *g, uint32_t *ret_n, uint64_t *ret_n_bytes)
+{
+	(void)g;
+	*ret_n = 0;
+	*ret_n_bytes = 0;
+}
+
+int publisher_begin(struct engine *e, struct message *m, struct err *ret_err, bool *ret_is_done)
+{
+	(void)e;
+	(void)m;
+	(void)ret_is_done;
+	return err_set(ret_err, ENOSYS, "no prefixes here");
+}
+
+void publisher_take_finished(struct engine *e, struct message *generate)
+{
+	(void)e;
+	(void)generate;
+	fail();
+}
+
+void publisher_attend(struct engine *e)
+{
+	(void)e;
+}
+
+bool publisher_is_due(const struct engine *e)
+{
+	(void)e;
+	return false;
+}
+
+void publisher_suspend(struct engine *e)
+{
+	(void)e;
+}
+
+void publisher_stop(struct engine *e)
+{
+	(void)e;
 }
 
 void kv_get_counters(const struct kv *kv, struct kv_counters *ret_counters)
