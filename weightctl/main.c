@@ -31,6 +31,7 @@ static const struct command commands[] = {
 	{"complete", "TEXT", 1, 1, complete_run},
 	{"tokenize", "TEXT", 1, 1, tokenize_run},
 	{"detokenize", "ID...", 1, UINT32_MAX, detokenize_run},
+	{"prefix", "add [MODEL] FILE, ls [MODEL] or rm ID", 1, 3, prefix_run},
 	{"bench-memory", "no argument", 0, 0, bench_memory_run},
 };
 
@@ -64,6 +65,13 @@ static const char help[] =
 	"  bench-memory        what the memory of its weights gives, beside plain copies, and how\n"
 	"                      fast they were loaded; generations wait meanwhile\n"
 	"  A TEXT of \"-\" is read from standard input.\n"
+	"\n"
+	"Beginnings of prompts that workers share:\n"
+	"  prefix add [MODEL] FILE\n"
+	"                      the worker computes it and publishes it; --name NAME for people,\n"
+	"                      --shared: for workers on other sockets of weightd too\n"
+	"  prefix ls [MODEL]   those that there are, asked of weightd\n"
+	"  prefix rm ID        no worker gets it any more; those that have it go on\n"
 	"\n"
 	"Options, before or after the command:\n"
 	"  --weightd PATH      weightd's socket ($WEIGHTD_SOCKET)\n"

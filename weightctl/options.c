@@ -41,6 +41,8 @@ enum option_id {
 	JSON_SCHEMA,
 	LOAD,
 	SAVE,
+	NAME,
+	SHARED,
 };
 
 static const struct option long_options[] = {
@@ -74,6 +76,8 @@ static const struct option long_options[] = {
 	{"json-schema", required_argument, NULL, JSON_SCHEMA},
 	{"load", required_argument, NULL, LOAD},
 	{"save", required_argument, NULL, SAVE},
+	{"name", required_argument, NULL, NAME},
+	{"shared", no_argument, NULL, SHARED},
 	{NULL, 0, NULL, 0},
 };
 
@@ -193,6 +197,8 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case CONTEXT_SHIFT: o->context_shift = true; return 0;
 	case LOAD: o->load = text; return 0;
 	case SAVE: o->save = text; return 0;
+	case NAME: o->name = text; return 0;
+	case SHARED: o->shared = true; return 0;
 	case HELP: o->help = true; return 0;
 	case VERSION: o->version = true; return 0;
 	case GRAMMAR: o->grammar = text; return 0;

@@ -24,6 +24,8 @@ struct options {
 	uint32_t timeout_s;
 	bool help;
 	bool version;
+	const char *name;   /* of a prefix, NULL: none */
+	bool shared;        /* a prefix with other sockets of weightd */
 	const char *load;   /* name of a saved session, NULL: begin anew */
 	const char *save;   /* NULL: it is not kept */
 	uint32_t n_predict; /* 0: until the model ends */

@@ -272,6 +272,8 @@ json_t *status_json_worker(const struct worker_client_status *s)
 		output_name(status_names_identity(s->has_identity, s->identity).text));
 	o = with(o, "n_queued", json_integer(s->n_queued));
 	o = with(o, "kv_pages", kv_pages(s));
+	o = with(o, "n_prefixes", json_integer(s->n_prefixes));
+	o = with(o, "prefix_bytes", json_integer((json_int_t)s->prefix_bytes));
 	o = with(o, "sessions", array_of(s->sessions, s->n_sessions_listed, session));
 	return with(o, "state", json_string(s->is_parked ? "parked" : "ready"));
 }

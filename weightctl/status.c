@@ -246,6 +246,9 @@ static void print_worker(const struct worker_client_status *s)
 		s->n_sessions, s->max_sessions, s->n_ctx, s->prompt_tokens, s->generated_tokens,
 		s->n_dispatches);
 	print_sessions(s);
+	if (s->n_prefixes)
+		printf("  %" PRIu32 " shared prefixes of %s\n", s->n_prefixes,
+			figure_bytes(s->prefix_bytes).text);
 	printf("  weights %s, shared:", figure_bytes(s->weights_bytes).text);
 	for (uint32_t i = 0; i < s->n_placed_weights; i++) {
 		printf("%s %s ", i ? "," : "", figure_bytes(s->placed_weights[i].n_bytes).text);

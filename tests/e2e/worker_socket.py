@@ -9,8 +9,8 @@ import time
 # The numbers of the oneof members of Request and Reply.
 HELLO, OPEN, APPEND, GENERATE, CANCEL, TRUNCATE, CLOSE, TOKENIZE, DETOKENIZE, STATUS = range(2, 12)
 ERROR, WELCOME, OPENED, APPENDED, TOKEN, FINISHED, DONE, TOKENS, TEXT, STATUS_REPLY = range(2, 12)
-FORK, SAVE, RESTORE = 13, 14, 15
-SAVED, RESTORED = 13, 14
+FORK, SAVE, RESTORE, PUBLISH = 13, 14, 15, 17
+SAVED, RESTORED, PUBLISHED = 13, 14, 16
 STOP, LENGTH, CANCELLED, FAILED = range(1, 5)
 
 MAX_BYTES = 1 << 20
@@ -194,6 +194,11 @@ class Connection:
     def restore(self, name):
         """Fields of Restored."""
         return self.call(RESTORE, field(1, name))[1]
+
+    def publish(self, text=None, ids=None, name="", shared=False):
+        """Fields of PrefixPublished."""
+        body = field(1, field(1, text) + field(2, 1)) if ids is None else field(2, field(1, packed(ids)))
+        return self.call(PUBLISH, body + field(3, name) + field(4, int(shared)))[1]
 
     def append_text(self, session, text, special=True):
         body = field(1, text) + field(2, int(special))
