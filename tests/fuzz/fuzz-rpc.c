@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/stream.h"
 #include "proto/util/err.h"
@@ -50,6 +51,13 @@ static void touch_body(const struct message *m)
 			check(m->generate.stops[i].n_bytes <= MESSAGE_MAX_STOP_BYTES);
 			touch(m->generate.stops[i].bytes, m->generate.stops[i].n_bytes);
 		}
+		break;
+	case MESSAGE_PUBLISH:
+		check(strlen(m->publish.name) <= MESSAGE_MAX_PREFIX_NAME_BYTES);
+		check(m->publish.text || !m->publish.n_text_bytes);
+		touch(m->publish.text, m->publish.n_text_bytes);
+		for (uint64_t i = 0; i < m->publish.n_ids; i++)
+			sum += m->publish.ids[i];
 		break;
 	case MESSAGE_TOKENIZE: touch(m->text.text, m->text.n_text_bytes); break;
 	case MESSAGE_DETOKENIZE:

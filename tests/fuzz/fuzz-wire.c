@@ -18,6 +18,7 @@
 #include "proto/util/err.h"
 #include "proto/weightd.pb-c.h"
 #include "proto/weights-client.h"
+#include "proto/weights-prefix.h"
 #include "proto/wire.h"
 #include "tests/fuzz/target.h"
 
@@ -86,6 +87,34 @@ static void count_event(const struct weights_client_event *event, void *userdata
 	n_events += event->model[0] != '\0';
 }
 
+static int call_prefix(struct weights_client *c, unsigned which, struct err *ret_err)
+{
+	struct weights_prefix *rows = NULL;
+	struct weights_prefix_taken taken;
+	struct weights_prefix_publish publish = {
+		.model = "m", .device_uuid = uuid, .driver_uuid = uuid, .name = ""};
+	uint32_t n_rows = 0;
+	uint64_t id;
+	bool existed;
+	int r;
+
+	switch (which % 3) {
+	case 0:
+		r = weights_prefix_list(
+			c, "m", 1, uuid, uuid, sizeof(uuid), ret_err, &rows, &n_rows);
+		for (uint32_t i = 0; i < n_rows; i++)
+			check(rows[i].n_tokens > 0);
+		free(rows);
+		return r;
+	case 1:
+		r = weights_prefix_take(c, 1, ret_err, &taken);
+		if (r == 0)
+			weights_prefix_taken_fini(&taken);
+		return r;
+	default: return weights_prefix_publish(c, &publish, ret_err, &id, &existed);
+	}
+}
+
 static int call(struct weights_client *c, unsigned which, struct err *ret_err)
 {
 	struct weights_client_acquired acquired;
@@ -94,7 +123,9 @@ static int call(struct weights_client *c, unsigned which, struct err *ret_err)
 	uint64_t generation;
 	int r;
 
-	switch (which % 6) {
+	if (which >= 6)
+		return call_prefix(c, which, ret_err);
+	switch (which) {
 	case 0:
 		r = weights_client_acquire(c, "m", uuid, uuid, ret_err, &acquired);
 		if (r == 0)

@@ -517,6 +517,33 @@ static void write_other_request_seeds(void)
 	write_seed("rpc", "no-protobuf", "\xff\xff\xff", 3);
 }
 
+static void write_publish_seeds(void)
+{
+	Wk__PublishPrefix publish = WK__PUBLISH_PREFIX__INIT;
+	Wk__Text text = WK__TEXT__INIT;
+	Wk__Tokens tokens = WK__TOKENS__INIT;
+	char name[66];
+
+	write_request("publish-nothing", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
+	publish.input_case = WK__PUBLISH_PREFIX__INPUT_TEXT;
+	publish.text = &text;
+	write_request("publish-no-text", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
+	text.text = (ProtobufCBinaryData){.len = 3, .data = (uint8_t *)"abc"};
+	text.parse_special = true;
+	publish.name = (char *)"rules";
+	publish.shared = true;
+	write_request("publish-text", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
+	tokens.n_ids = 3;
+	tokens.ids = (uint32_t[]){1, 300, 70000};
+	publish.input_case = WK__PUBLISH_PREFIX__INPUT_TOKENS;
+	publish.tokens = &tokens;
+	write_request("publish-tokens", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
+	memset(name, 'n', 65);
+	name[65] = '\0';
+	publish.name = name;
+	write_request("publish-long-name", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
+}
+
 static void write_scan_seed(const char *name, Wd__Request__BodyCase body, void *message, char cut)
 {
 	uint8_t data[512];
@@ -530,6 +557,51 @@ static void write_scan_seed(const char *name, Wd__Request__BodyCase body, void *
 	if (at)
 		*at = 0;
 	write_seed("rpc-scan", name, data, n);
+}
+
+/* Answers of weightd about prefixes, and what a list of them may not be. */
+static void write_prefix_seeds(void)
+{
+	Wd__Prefix row = WD__PREFIX__INIT, *rows[] = {&row, &row};
+	Wd__Prefixes list = WD__PREFIXES__INIT;
+	Wd__PrefixTaken taken = WD__PREFIX_TAKEN__INIT;
+	Wd__Published published = WD__PUBLISHED__INIT;
+	Wd__Allocation memory = WD__ALLOCATION__INIT;
+	struct wire_seed s = {.n = 1};
+
+	row.id = UINT64_C(1) << 62;
+	row.model = (char *)"m";
+	row.name = (char *)"rules";
+	row.n_tokens = 32;
+	row.n_bytes = 4096;
+	row.head_hash = 7;
+	list.prefixes = rows;
+	list.n_prefixes = 2;
+	s.data[0] = 6; /* list prefixes */
+	add_reply(&s, 2, 0, WD__REPLY__BODY_PREFIXES, &list);
+	write_seed("wire", "prefixes", s.data, s.n);
+	s.n = 1;
+	row.n_tokens = 0;
+	add_reply(&s, 2, 0, WD__REPLY__BODY_PREFIXES, &list);
+	write_seed("wire", "prefixes-without-tokens", s.data, s.n);
+	row.n_tokens = 32;
+	memory.n_bytes = memory.buffer_bytes = 4096;
+	taken.prefix = &row;
+	taken.memory = &memory;
+	s.n = 1;
+	s.data[0] = 7; /* take a prefix */
+	add_reply(&s, 2, 2, WD__REPLY__BODY_PREFIX_TAKEN, &taken);
+	write_seed("wire", "prefix-taken", s.data, s.n);
+	taken.memory = NULL;
+	s.n = 1;
+	add_reply(&s, 2, 2, WD__REPLY__BODY_PREFIX_TAKEN, &taken);
+	write_seed("wire", "prefix-without-memory", s.data, s.n);
+	published.id = 1;
+	published.existed = true;
+	s.n = 1;
+	s.data[0] = 8; /* publish */
+	add_reply(&s, 2, 0, WD__REPLY__BODY_PUBLISHED, &published);
+	write_seed("wire", "published", s.data, s.n);
 }
 
 /* '#' becomes the NUL that unpacking would end a string at. */
@@ -553,6 +625,18 @@ static void write_scan_seeds(void)
 	load.path = (char *)"/models/a#b";
 	write_scan_seed("load", WD__REQUEST__BODY_LOAD, &load, 0);
 	write_scan_seed("load-nul", WD__REQUEST__BODY_LOAD, &load, '#');
+	Wd__Publish publish = WD__PUBLISH__INIT;
+	Wd__Allocation memory = WD__ALLOCATION__INIT;
+	publish.model = (char *)"atlas";
+	publish.generation = 1;
+	publish.device_uuid = publish.driver_uuid = acquire.device_uuid;
+	publish.name = (char *)"ru#les";
+	publish.n_tokens = 64;
+	publish.layout = acquire.device_uuid;
+	publish.memory = &memory;
+	memory.n_bytes = memory.buffer_bytes = 4096;
+	write_scan_seed("publish", WD__REQUEST__BODY_PUBLISH, &publish, 0);
+	write_scan_seed("publish-nul", WD__REQUEST__BODY_PUBLISH, &publish, '#');
 }
 
 int main(int argc, char **argv)
@@ -572,6 +656,8 @@ int main(int argc, char **argv)
 	write_append_seeds();
 	write_sampling_seeds();
 	write_other_request_seeds();
+	write_publish_seeds();
+	write_prefix_seeds();
 	write_scan_seeds();
 	return 0;
 }
