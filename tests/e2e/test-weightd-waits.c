@@ -130,8 +130,8 @@ static double wait_gone(const struct site *s)
 	return get_seconds() - start;
 }
 
-/* What is loaded or copied for who waits ends when the model is unloaded. */
-static void unload_while_waiting(uint32_t types, uint8_t change_uuid)
+/* Does what is loaded or copied for who waits end, half done, when the model is unloaded? */
+static bool ends_early(uint32_t types, uint8_t change_uuid)
 {
 	struct weights_client_acquired a;
 	struct err e = ERR_NULL;
@@ -156,10 +156,21 @@ static void unload_while_waiting(uint32_t types, uint8_t change_uuid)
 	double n_rest = wait_gone(&s);
 	expect_error(waiting, "the model was unloaded while it loaded");
 	print_message("%.3f s whole, %.3f s given up\n", n_whole, n_rest);
-	assert_true(n_rest < n_whole / 2);
 	close(waiting);
 	weights_client_free(c);
 	stop_large(&s, fd);
+	return n_rest < n_whole / 2;
+}
+
+/* Where nobody else wants the CPUs it always does; else one of a few tries shows it. */
+static void unload_while_waiting(uint32_t types, uint8_t change_uuid)
+{
+	enum { N_TRIES = 6 };
+	bool is_early = false;
+
+	for (int i = 0; i < N_TRIES && !is_early; i++)
+		is_early = ends_early(types, change_uuid);
+	assert_true(is_early);
 }
 
 static void test_copy_given_up(void **state)
