@@ -21,6 +21,7 @@ int must_check pin_run(const struct options *o, struct err *ret_err);
 int must_check pin_run_undo(const struct options *o, struct err *ret_err); /* unpin */
 int must_check ls_run(const struct options *o, struct err *ret_err);
 int must_check status_run(const struct options *o, struct err *ret_err);
+int must_check top_run(const struct options *o, struct err *ret_err);
 int must_check map_run(const struct options *o, struct err *ret_err);
 int must_check ask_run(const struct options *o, struct err *ret_err);
 int must_check chat_run(const struct options *o, struct err *ret_err);

@@ -23,6 +23,7 @@ static const struct command commands[] = {
 	{"unpin", "NAME", 1, 1, pin_run_undo},
 	{"ls", "no argument", 0, 0, ls_run},
 	{"status", "no argument", 0, 0, status_run},
+	{"top", "no argument", 0, 0, top_run},
 	{"map", "NAME", 1, 1, map_run},
 	{"verify", "NAME", 1, 1, verify_run},
 	{"inspect", "FILE", 1, 1, inspect_run},
@@ -52,6 +53,12 @@ static const char help[] =
 	"                      with --worker that worker's own status too, with only --worker it "
 	"alone\n"
 	"                      with --devices what each device can do, and why not\n"
+	"  top                 weightd and its workers, live: q quits, arrows or j and k select a "
+	"worker.\n"
+	"                      Where stdout is no terminal, a table each --interval S (default 1)\n"
+	"                      seconds; --once: one, of rates over one interval; --json: an "
+	"object\n"
+	"                      a line. With only --worker that worker alone\n"
 	"  map NAME            where every tensor of a model lives\n"
 	"  verify NAME         is every byte of a model still what was loaded? Else exit status 1\n"
 	"  inspect FILE        what a GGUF file holds, and whether it would load\n"
@@ -78,6 +85,8 @@ static const char help[] =
 	"  --worker PATH       the worker's socket ($WORKERD_SOCKET)\n"
 	"  --replace           load: a model of that name may be there\n"
 	"  --timeout SECONDS   unload: until leases are ended; 0: at once\n"
+	"  --interval S        top: seconds between two looks, 0.1 to 86400\n"
+	"  --once              top: one table, then exit\n"
 	"  --devices           status: the devices and what their probe found\n"
 	"  --json              one JSON object; figures in bytes\n"
 	"  --n-predict N       at most N tokens (0, the default: until the model ends)\n"

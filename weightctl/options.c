@@ -17,6 +17,8 @@ enum option_id {
 	REPLACE,
 	DEVICES,
 	TIMEOUT,
+	INTERVAL,
+	ONCE,
 	HELP,
 	VERSION,
 	N_PREDICT,
@@ -52,6 +54,8 @@ static const struct option long_options[] = {
 	{"replace", no_argument, NULL, REPLACE},
 	{"devices", no_argument, NULL, DEVICES},
 	{"timeout", required_argument, NULL, TIMEOUT},
+	{"interval", required_argument, NULL, INTERVAL},
+	{"once", no_argument, NULL, ONCE},
 	{"help", no_argument, NULL, HELP},
 	{"version", no_argument, NULL, VERSION},
 	{"n-predict", required_argument, NULL, N_PREDICT},
@@ -166,6 +170,9 @@ static int set_number(struct options *o, int id, const char *name, const char *t
 	case TIMEOUT:
 		o->has_timeout = true;
 		return usage(number_parse_u32(text, &o->timeout_s), name, count, text, e);
+	case INTERVAL:
+		return usage(number_parse_f32(text, 0.1f, 86400, &o->interval_s), name,
+			"a number of seconds from 0.1 to 86400", text, e);
 	case N_KEEP: return usage(number_parse_u32(text, &o->n_keep), name, count, text, e);
 	case TOP_K: return usage(number_parse_u32(text, &s->top_k), name, count, text, e);
 	case TEMP:
@@ -194,6 +201,7 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	case JSON: o->json = true; return 0;
 	case REPLACE: o->replace = true; return 0;
 	case DEVICES: o->devices = true; return 0;
+	case ONCE: o->once = true; return 0;
 	case CONTEXT_SHIFT: o->context_shift = true; return 0;
 	case LOAD: o->load = text; return 0;
 	case SAVE: o->save = text; return 0;
@@ -268,7 +276,8 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 
 int options_parse(int argc, char **argv, struct err *ret_err, struct options *ret_options)
 {
-	struct options o = {.args = calloc((size_t)argc + 1, sizeof(*o.args)), .n = 1};
+	struct options o = {
+		.args = calloc((size_t)argc + 1, sizeof(*o.args)), .n = 1, .interval_s = 1};
 
 	if (!o.args)
 		return -ENOMEM;

@@ -22,6 +22,8 @@ struct options {
 	bool devices;
 	bool has_timeout;
 	uint32_t timeout_s;
+	float interval_s; /* top */
+	bool once;        /* top */
 	bool help;
 	bool version;
 	const char *name;   /* of a prefix, NULL: none */

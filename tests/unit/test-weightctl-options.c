@@ -157,6 +157,26 @@ static void test_places(void **state)
 	options_fini(&o);
 }
 
+static void test_top(void **state)
+{
+	(void)state;
+	static char *const wrong[] = {"0", "0.09", "86401", "-1", "", "1s", "nan"};
+	struct options o;
+
+	assert_int_equal(PARSE(NULL, &o, "top"), 0);
+	assert_true(o.interval_s == 1 && !o.once);
+	options_fini(&o);
+	assert_int_equal(PARSE(NULL, &o, "top", "--interval", "0.25", "--once"), 0);
+	assert_true(o.interval_s == 0.25f && o.once);
+	options_fini(&o);
+	for (uint32_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		struct err e = ERR_NULL;
+
+		assert_int_equal(PARSE(&e, &o, "top", "--interval", wrong[i]), OPTIONS_USAGE);
+		assert_non_null(strstr(e.text, "--interval: expected a number of seconds"));
+	}
+}
+
 static void test_sampling(void **state)
 {
 	(void)state;
@@ -246,6 +266,7 @@ int main(void)
 		CASE(test_integers),
 		CASE(test_decimals),
 		CASE(test_places),
+		CASE(test_top),
 		CASE(test_sampling),
 		CASE(test_wrong_usage),
 	};
