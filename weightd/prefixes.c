@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "weightd/peer.h"
 
 /* Of one peer, or of a process whose connection ended. */
 struct prefixes_lease {
@@ -143,6 +144,15 @@ static void prefixes_end_lease(struct prefixes *p, uint32_t i, uint64_t now_ns)
 	prefixes_collect(p, row);
 }
 
+static uint32_t prefixes_count_leases(const struct prefixes *p, uint32_t socket)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < p->n_leases; i++)
+		n += peer_get_socket(p->leases[i].peer) == socket;
+	return n;
+}
+
 int prefixes_take(
 	struct prefixes *p, uint64_t id, uint64_t peer, uint64_t now_ns, struct err *ret_err)
 {
@@ -152,9 +162,12 @@ int prefixes_take(
 		return err_set(ret_err, ENOENT, "no prefix %llu", (unsigned long long)id);
 	if (prefixes_find_lease(p, id, peer) < p->n_leases)
 		return 0;
-	if (p->n_leases == PREFIXES_MAX_LEASES)
-		return err_set(ret_err, ENOSPC, "prefixes are taken %u times, the most",
-			PREFIXES_MAX_LEASES);
+	uint32_t n_own = prefixes_count_leases(p, peer_get_socket(peer));
+	if (p->n_leases == PREFIXES_MAX_LEASES ||
+		(peer_get_socket(peer) > 0 && n_own >= PREFIXES_MAX_SOCKET_LEASES))
+		return err_set(ret_err, ENOSPC,
+			"prefixes are taken %u times, %u of them by this socket, the most",
+			p->n_leases, n_own);
 	p->leases[p->n_leases++] = (struct prefixes_lease){.prefix = id, .peer = peer};
 	row->n_leases++;
 	row->used_ns = now_ns;

@@ -25,6 +25,7 @@ enum {
 	PREFIXES_MAX = 256,                     /* each is two descriptors */
 	PREFIXES_MAX_SOCKET = PREFIXES_MAX / 2, /* by one --listen's publishers */
 	PREFIXES_MAX_LEASES = 16384,
+	PREFIXES_MAX_SOCKET_LEASES = PREFIXES_MAX_LEASES / 2, /* of one --listen's peers */
 	PREFIXES_MAX_LAYOUT_BYTES = 64,
 	PREFIXES_MAX_TOKENS = 1 << 20,
 	PREFIXES_HEAD_TOKENS = 32, /* whose hash says whether a prefix can be a prompt's */
@@ -92,7 +93,8 @@ const struct prefix *prefixes_find_same(const struct prefixes *p, const struct p
 uint32_t prefixes_count(const struct prefixes *p);
 const struct prefix *prefixes_at(const struct prefixes *p, uint32_t index);
 
-/* The peer has it; once, however often it asks. -ENOENT, -ENOSPC. */
+/* The peer has it; once, however often it asks. -ENOENT; -ENOSPC beyond PREFIXES_MAX_LEASES, or
+ * PREFIXES_MAX_SOCKET_LEASES of one socket. */
 int must_check prefixes_take(
 	struct prefixes *p, uint64_t id, uint64_t peer, uint64_t now_ns, struct err *ret_err);
 

@@ -7,6 +7,7 @@
 
 #include "proto/util/err.h"
 #include "tests/case.h"
+#include "weightd/peer.h"
 
 enum { PEER = 7 };
 
@@ -121,12 +122,38 @@ static void test_share_of_a_socket(void **state)
 	prefixes_free(w.prefixes);
 }
 
+static void test_leases_of_a_socket(void **state)
+{
+	struct world w;
+	struct err e = ERR_NULL;
+	uint64_t ids[PREFIXES_MAX_SOCKET];
+	const uint32_t n_peers = PREFIXES_MAX_SOCKET_LEASES / PREFIXES_MAX_SOCKET;
+
+	(void)state;
+	world_open(&w);
+	for (uint32_t i = 0; i < PREFIXES_MAX_SOCKET; i++)
+		assert_int_equal(add(&w, 1, &e, &ids[i]), 0);
+	for (uint32_t i = 0; i < PREFIXES_MAX_SOCKET * n_peers; i++)
+		assert_int_equal(prefixes_take(w.prefixes, ids[i % PREFIXES_MAX_SOCKET],
+					 peer_make_id(1, 1 + i / PREFIXES_MAX_SOCKET), 1, &e),
+			0);
+	/* What one has is no more; others' peers have room. */
+	assert_int_equal(prefixes_take(w.prefixes, ids[0], peer_make_id(1, 1), 1, &e), 0);
+	assert_int_equal(prefixes_take(w.prefixes, ids[0], peer_make_id(1, 9999), 1, &e), -ENOSPC);
+	assert_non_null(strstr(e.text, "8192 of them by this socket, the most"));
+	assert_int_equal(prefixes_take(w.prefixes, ids[0], peer_make_id(2, 1), 1, &e), 0);
+	assert_int_equal(prefixes_drop(w.prefixes, ids[1], peer_make_id(1, 1), 1, &e), 0);
+	assert_int_equal(prefixes_take(w.prefixes, ids[0], peer_make_id(1, 9999), 1, &e), 0);
+	prefixes_free(w.prefixes);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_idle_ones_go),
 		CASE(test_none_goes_that_is_in_use),
 		CASE(test_share_of_a_socket),
+		CASE(test_leases_of_a_socket),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
