@@ -328,9 +328,10 @@ void account_set_weights(struct account *a, uint64_t generation, uint64_t n_byte
 	account_serve(a, now_ns);
 }
 
-void account_leave(struct account *a, uint64_t generation, uint64_t now_ns)
+uint64_t account_leave(struct account *a, uint64_t generation, uint64_t now_ns)
 {
 	struct account_row *row = account_find(a, ACCOUNT_WEIGHTS, generation);
+	uint64_t n_bytes = row ? row->n_bytes : 0;
 
 	for (uint32_t i = 0; i < a->n_waits; i++)
 		if (a->waits[i].request.kind == ACCOUNT_WEIGHTS &&
@@ -339,10 +340,11 @@ void account_leave(struct account *a, uint64_t generation, uint64_t now_ns)
 			break;
 		}
 	if (row) {
-		a->n_leaving_bytes += row->n_bytes;
+		a->n_leaving_bytes += n_bytes;
 		*row = a->rows[--a->n_rows];
 	}
 	account_serve(a, now_ns);
+	return n_bytes;
 }
 
 void account_freed(struct account *a, uint64_t n_bytes, uint64_t now_ns)

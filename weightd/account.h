@@ -98,9 +98,9 @@ uint64_t account_take(struct account *a, const struct account_request *request);
 /* What the generation's memory has turned out to be: without asking, for it is there. */
 void account_set_weights(struct account *a, uint64_t generation, uint64_t n_bytes, uint64_t now_ns);
 
-/* The generation's row goes, its bytes count until account_freed. With 0 bytes: nothing was there.
- */
-void account_leave(struct account *a, uint64_t generation, uint64_t now_ns);
+/* The generation's row goes, its bytes count until account_freed. How many those are; 0: nothing
+ * was there. */
+uint64_t account_leave(struct account *a, uint64_t generation, uint64_t now_ns);
 
 /* n_bytes of weights that left are free by now. */
 void account_freed(struct account *a, uint64_t n_bytes, uint64_t now_ns);

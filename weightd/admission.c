@@ -503,7 +503,7 @@ void admission_settle(struct service *s, uint64_t generation, uint32_t slot, con
 		return;
 	account_set_weights(a, generation, e ? export_count_device_bytes(e) : 0, clock_now_ns());
 	if (!e)
-		account_leave(a, generation, clock_now_ns());
+		(void)account_leave(a, generation, clock_now_ns());
 }
 
 void admission_explain(struct service *s, uint32_t slot, struct err *err)
@@ -515,7 +515,7 @@ void admission_explain(struct service *s, uint32_t slot, struct err *err)
 void admission_leave(struct service *s, uint64_t generation, uint32_t slot)
 {
 	if (admission_find(s, slot))
-		account_leave(admission_find(s, slot), generation, clock_now_ns());
+		(void)account_leave(admission_find(s, slot), generation, clock_now_ns());
 }
 
 uint64_t admission_drop_remnant(
@@ -552,12 +552,13 @@ void admission_charge(struct service *s, struct peer *p, uint64_t prefix, uint32
 	p->reserved_bytes = admission_count_grants(s, p);
 }
 
-void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot, uint64_t n_bytes)
+void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot)
 {
-	if (!admission_find(s, slot))
-		return;
-	account_leave(admission_find(s, slot), prefix, clock_now_ns());
-	account_freed(admission_find(s, slot), n_bytes, clock_now_ns());
+	struct account *a = admission_find(s, slot);
+
+	/* Only what was charged: others' bytes may be on their way out as well. */
+	if (a)
+		account_freed(a, account_leave(a, prefix, clock_now_ns()), clock_now_ns());
 }
 
 void admission_collect(struct service *s)

@@ -88,8 +88,8 @@ void admission_leave(struct service *s, uint64_t generation, uint32_t slot);
 void admission_charge(struct service *s, struct peer *p, uint64_t prefix, uint32_t slot,
 	const char *model, uint64_t n_bytes);
 
-/* The end of those. */
-void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot, uint64_t n_bytes);
+/* The end of those, if they were charged. */
+void admission_discharge(struct service *s, uint64_t prefix, uint32_t slot);
 
 /* Loaders have freed exports, perhaps. */
 void admission_collect(struct service *s);

@@ -42,7 +42,7 @@ static void publish_on_freed(const struct prefix *x, void *userdata)
 
 	log_debug("prefix %llu of model %s is gone, %llu bytes", (unsigned long long)x->id,
 		x->model, (unsigned long long)x->memory.n_bytes);
-	admission_discharge(s, x->id, x->slot, x->memory.n_bytes);
+	admission_discharge(s, x->id, x->slot);
 }
 
 int publish_init(struct service *s)
@@ -294,13 +294,14 @@ int publish_add(struct service *s, struct peer *p, const struct publish_params *
 		return rc;
 	(void)fdlist_take(fds, 0);
 	(void)fdlist_take(fds, 1);
-	admission_charge(s, p, id, x.slot, x.model, x.memory.n_bytes);
 	rc = prefixes_take(s->prefixes, id, p->id, clock_now_ns(), ret_err);
 	if (rc < 0) {
 		struct err ignored = ERR_NULL;
 		(void)!prefixes_remove(s->prefixes, id, &ignored);
 		return rc;
 	}
+	/* Serves those who wait, who may evict what nobody has: this one is somebody's by now. */
+	admission_charge(s, p, id, x.slot, x.model, x.memory.n_bytes);
 	log_info("model %s: prefix %" PRIu64 " of %" PRIu32 " tokens, %" PRIu64
 		 " bytes, published by pid %d",
 		x.model, id, x.n_tokens, x.memory.n_bytes, (int)p->pid);

@@ -517,6 +517,46 @@ static void test_makes_room(void **state)
 	site_stop(&s);
 }
 
+/* While somebody waits for room: a prefix is its publisher's before it is anybody's to evict. */
+static void test_published_while_others_wait(void **state)
+{
+	struct err e = ERR_NULL;
+	char model[4200];
+	struct site s;
+
+	(void)state;
+	snprintf(model, sizeof(model), "atlas=%s", model_path());
+	site_start(&s, (const char *const[]){"--model", model, "--device-budget", "64M", NULL}, 0);
+	struct user a = user_new(&s), b = user_new(&s);
+	reserve(&a, MEMORY_BYTES);
+	reserve(&b, 64 * MIB - MEMORY_BYTES - get_account(a.c).weights_bytes);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) { /* it waits for a and b to park, which they do not */
+		struct weights_client *c = connect_client(&s);
+		uint64_t n_got = 0;
+		_exit(weights_client_reserve(c, weights_client_get_device(c)->uuid, 8 * MIB,
+			      8 * MIB, false, &e, &n_got) == -ENOMEM
+				? 0
+				: 1);
+	}
+	for (int i = 0; i < 2000 && get_account(a.c).n_waiting == 0; i++)
+		usleep(1000);
+	assert_int_equal(get_account(a.c).n_waiting, 1);
+	struct weights_prefix_publish p = params_of(&a);
+	bool existed = true;
+	uint64_t id = 0;
+	check(publish_with(&a, &p, 0, &e, &id, &existed), &e, "publish");
+	assert_int_equal(get_account(a.c).n_waiting, 1);
+	assert_int_equal(count_leases(a.c), 1);
+	int status = -1;
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	user_free(&a);
+	user_free(&b);
+	site_stop(&s);
+}
+
 static void test_gone_with_its_generation(void **state)
 {
 	struct err e = ERR_NULL;
@@ -633,6 +673,7 @@ int main(void)
 		CASE(test_holders),
 		CASE(test_told),
 		CASE(test_makes_room),
+		CASE(test_published_while_others_wait),
 		CASE(test_gone_with_its_generation),
 		CASE(test_sockets),
 		CASE(test_quota),
