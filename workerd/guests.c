@@ -97,7 +97,7 @@ void guests_get_layout(const struct engine *e, uint8_t ret_layout[GUESTS_LAYOUT_
 	uint8_t *at = ret_layout;
 
 	memset(ret_layout, 0, GUESTS_LAYOUT_BYTES);
-	guests_put_u32(&at, 1); /* version */
+	guests_put_u32(&at, GUESTS_LAYOUT_VERSION);
 	guests_put_u32(&at, p->type);
 	guests_put_u32(&at, KV_PAGE_TOKENS);
 	guests_put_u32(&at, (uint32_t)n_page_bytes);
@@ -163,7 +163,14 @@ static struct guest *guests_find(struct guests *g, uint64_t id)
 	return NULL;
 }
 
-int guests_add(struct engine *e, const struct guests_own *own, struct err *ret_err)
+static void guests_note_drop(struct guests *g, uint64_t id)
+{
+	/* More than there is room for weightd learns when the process ends. */
+	if (id && g->n_drops < MAX_DROPS)
+		g->drops[g->n_drops++] = id;
+}
+
+static int guests_enter(struct engine *e, const struct guests_own *own, struct err *ret_err)
 {
 	struct guests *g = e->guests;
 	struct guest row = {.of = *own, .used_ns = clock_now_ns()};
@@ -189,11 +196,13 @@ int guests_add(struct engine *e, const struct guests_own *own, struct err *ret_e
 	return 0;
 }
 
-static void guests_note_drop(struct guests *g, uint64_t id)
+int guests_add(struct engine *e, const struct guests_own *own, struct err *ret_err)
 {
-	/* More than there is room for weightd learns when the process ends. */
-	if (id && g->n_drops < MAX_DROPS)
-		g->drops[g->n_drops++] = id;
+	int r = guests_enter(e, own, ret_err);
+
+	if (r)
+		guests_note_drop(e->guests, own->id);
+	return r;
 }
 
 /* No slot has a page of it. */
@@ -209,6 +218,9 @@ static void guests_remove(struct engine *e, uint32_t index)
 	free((void *)row->of.tokens);
 	guests_note_drop(g, row->of.id);
 	*row = g->rows[--g->n];
+	/* What went with it, or found no room before. */
+	for (uint32_t i = 0; i < g->n_offers; i++)
+		g->offers[i].is_bad = false;
 	for (uint32_t i = 0; i < g->n; i++)
 		kv_enter_lent(e->stack->kv, g->rows[i].kv_guest, g->rows[i].of.tokens);
 }
@@ -291,8 +303,9 @@ static int guests_publish_again(
 	int r = guests_publish(e, c, &own, ret_err, &row->of.id, &existed);
 	if (r != -ENOSPC)
 		return r;
-	r = weights_client_reserve(c, uuid, n_granted + own.shape.n_bytes,
-		n_granted + own.shape.n_bytes, false, ret_err, &n_got);
+	/* The memory is there, whatever weightd says: nobody parks or waits for it. */
+	r = weights_client_reserve(
+		c, uuid, n_granted + own.shape.n_bytes, n_granted, true, ret_err, &n_got);
 	if (r)
 		return r;
 	r = guests_publish(e, c, &own, ret_err, &row->of.id, &existed);
@@ -386,6 +399,11 @@ static void guests_tell_drops(struct guests *g, struct weights_client *c)
 	}
 }
 
+void guests_tell_dropped(struct engine *e)
+{
+	guests_tell_drops(e->guests, e->site.weightd);
+}
+
 /* What can be said to weightd is; what cannot waits for the next time. */
 static void guests_talk(struct engine *e)
 {
@@ -454,8 +472,9 @@ uint64_t guests_get_deadline(const struct engine *e)
 
 /* ---- a prompt ---- */
 
-/* Takes the memory of t. */
-static int guests_import(struct engine *e, struct weights_prefix_taken *t, struct err *ret_err)
+/* The name and the tokens are t's. */
+static int guests_import(struct engine *e, struct weights_prefix_taken *t, struct err *ret_err,
+	struct guests_own *ret_own)
 {
 	const struct vk_share_params params = {
 		.n_bytes = t->memory.n_bytes,
@@ -469,28 +488,21 @@ static int guests_import(struct engine *e, struct weights_prefix_taken *t, struc
 		.is_shared = t->prefix.is_shared,
 		.tokens = t->tokens,
 		.n_tokens = t->prefix.n_tokens,
-		.shape = t->memory};
-	int r = guests_check_fd(t, kv_get_page_bytes(e->stack->kv), ret_err);
+		.shape = t->memory,
+		/* The driver gets the other, this is for a weightd that comes back without. */
+		.fd = fcntl(t->memory_fd, F_DUPFD_CLOEXEC, 0)};
 
-	if (r)
-		return r;
-	/* The driver gets one, another is for a weightd that comes back without. */
-	int fd = fcntl(t->memory_fd, F_DUPFD_CLOEXEC, 0);
-	if (fd < 0)
+	if (own.fd < 0)
 		return err_set(ret_err, errno, "prefix: descriptor: %s", strerror(errno));
-	r = vk_share_import(
-		e->site.device, fd, &params, VK_MEMORY_KV, "shared prefix", ret_err, &own.memory);
+	int r = vk_share_import(e->site.device, t->memory_fd, &params, VK_MEMORY_KV,
+		"shared prefix", ret_err, &own.memory);
 	if (r) {
-		close(fd);
+		close(own.fd);
 		return r;
 	}
-	own.fd = t->memory_fd;
-	r = guests_add(e, &own, ret_err);
-	if (r)
-		vk_memory_free(own.memory);
-	else
-		t->memory_fd = -1;
-	return r;
+	t->memory_fd = -1;
+	*ret_own = own;
+	return 0;
 }
 
 static int guests_take_one(struct engine *e, struct weights_client *c, const struct offer *offer,
@@ -506,10 +518,19 @@ static int guests_take_one(struct engine *e, struct weights_client *c, const str
 		memcmp(t.tokens, tokens, WEIGHTS_PREFIX_HEAD_TOKENS * sizeof(*tokens)))
 		r = err_set(ret_err, ENOENT, "prefix %" PRIu64 ": of other tokens", offer->id);
 	if (!r)
-		r = guests_import(e, &t, ret_err);
-	weights_prefix_taken_fini(&t);
+		r = guests_check_fd(&t, kv_get_page_bytes(e->stack->kv), ret_err);
+	struct guests_own own = {.memory = NULL, .fd = -1};
+	if (!r)
+		r = guests_import(e, &t, ret_err, &own);
 	if (r)
 		guests_note_drop(e->guests, offer->id);
+	else
+		r = guests_add(e, &own, ret_err);
+	if (r) {
+		vk_memory_free(own.memory);
+		cleanup_close(&own.fd);
+	}
+	weights_prefix_taken_fini(&t);
 	return r;
 }
 

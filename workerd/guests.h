@@ -43,18 +43,25 @@ void guests_attend(struct engine *e, bool is_pressed);
 /* A prompt is about to be looked for: what can be its beginning is imported. There is a stack. */
 void guests_seek(struct engine *e, const uint32_t *tokens, uint32_t n_tokens);
 
-/* The stack is about to go, and no slot is open: so do imports, and guests_attend tells weightd. */
+/* The stack is about to go, and no slot is open: so do imports. */
 void guests_clear(struct engine *e);
+
+/* weightd hears what was let go of; before the lease on the generation ends. The client is the
+ * engine's. */
+void guests_tell_dropped(struct engine *e);
 
 /* When there is something to do though nothing comes, CLOCK_MONOTONIC. */
 uint64_t guests_get_deadline(const struct engine *e);
 
-/* Whole prefixes of these tokens that weightd knows; NULL. *ret_n_bytes of memory. */
+/* Is there one of just these tokens that weightd knows? *ret_n_bytes: of its memory. */
 bool guests_has(const struct guests *g, const uint32_t *tokens, uint32_t n_tokens, bool is_shared,
 	uint64_t *ret_id, uint64_t *ret_n_bytes);
 
 /* How the pages of a stack's KV cache are made; only equal ones are shared. */
-enum { GUESTS_LAYOUT_BYTES = 40 };
+enum {
+	GUESTS_LAYOUT_VERSION = 1, /* another with each change of what kernels write into a page */
+	GUESTS_LAYOUT_BYTES = 40,
+};
 void guests_get_layout(const struct engine *e, uint8_t ret_layout[GUESTS_LAYOUT_BYTES]);
 
 /* One that this worker has published. */
@@ -69,11 +76,14 @@ struct guests_own {
 	struct weights_prefix_memory shape;
 };
 
-/* Takes memory and fd on success; sessions find it from here on. VK_DEVICE_LOST. */
+/*
+ * Takes memory and fd on success; sessions find it from here on. On failure weightd is told that
+ * this worker does not have it. -ENOSPC, VK_DEVICE_LOST.
+ */
 int must_check guests_add(struct engine *e, const struct guests_own *own, struct err *ret_err);
 
-/* weightd takes the prefix for known, whatever this worker makes of it: struct guests_own without
- * memory. */
+/* Gives own to weightd (its memory member is not looked at): id and existed as
+ * weights_prefix_publish, whose errors these are. */
 int must_check guests_publish(struct engine *e, struct weights_client *c,
 	const struct guests_own *own, struct err *ret_err, uint64_t *ret_id, bool *ret_existed);
 

@@ -99,6 +99,7 @@ static void park_leave(struct engine *e, uint64_t generation)
 static void park_drop_stack(struct engine *e)
 {
 	park_free_stack(e);
+	guests_tell_dropped(e);
 	park_leave(e, e->generation);
 }
 

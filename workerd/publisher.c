@@ -312,6 +312,7 @@ static int publisher_publish(struct engine *e, struct err *ret_err)
 		.n_tokens = m->n_tokens,
 		.memory = p->memory,
 		.fd = -1};
+	int code = 0; /* of using it here */
 	int r = vk_share_export(p->memory, ret_err, &own.fd, &shape);
 
 	if (r)
@@ -325,15 +326,16 @@ static int publisher_publish(struct engine *e, struct err *ret_err)
 		m->prefix = own.id;
 		m->n_bytes = shape.n_bytes;
 	}
+	/* Where this worker has no more room for it, others may. */
 	if (!r && !m->existed)
-		r = guests_add(e, &own, ret_err);
-	if (r || m->existed)
+		code = guests_add(e, &own, ret_err);
+	if (r || m->existed || code)
 		close(own.fd);
 	else
 		p->memory = NULL;
 	if (m->existed)
 		guests_note_changed(e->guests);
-	return r;
+	return code > 0 ? code : r;
 }
 
 bool publisher_is_due(const struct engine *e)

@@ -27,6 +27,8 @@ static void test_events(void **state)
 		{WEIGHTS_CLIENT_EXPELLED, "demo", "", MESSAGE_NOTICE_LOST, "the lease has ended"},
 		{WEIGHTS_CLIENT_IDENTIFIED, "demo", "", MESSAGE_NOTICE_IDENTIFIED, NULL},
 		{WEIGHTS_CLIENT_IDENTIFIED, "other", "", -1, NULL},
+		{WEIGHTS_CLIENT_PREFIXES, "demo", "", MESSAGE_NOTICE_PREFIXES, NULL},
+		{WEIGHTS_CLIENT_PREFIXES, "other", "", -1, NULL},
 		{WEIGHTS_CLIENT_READY, "demo", "", -1, NULL},
 		{WEIGHTS_CLIENT_PROGRESS, "demo", "", -1, NULL},
 		{WEIGHTS_CLIENT_UNLOADED, "demo", "", -1, NULL},

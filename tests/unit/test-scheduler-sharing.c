@@ -85,6 +85,32 @@ static void test_prefix(void **state)
 	end_scheduler(s);
 }
 
+/* A prompt that is only computed: no token is chosen, and others find all of it but a page. */
+static void test_prefill(void **state)
+{
+	struct scheduler *s = new_scheduler();
+	struct err e = ERR_NULL;
+	struct message *m = new_generate(CLIENT, open_prompt(s, CLIENT, 20, 3), 0, 0);
+
+	(void)state;
+	m->generate.is_prefill = true;
+	generate(s, CLIENT, open_prompt(s, CLIENT, 9, 5), 1, 8);
+	check_ok(scheduler_generate(s, m, &e), &e);
+	run(s);
+	expect_finished(0, MESSAGE_REASON_STOP);
+	assert_int_equal(fake.finished[0]->generate.finished.prompt_tokens, 20);
+	assert_int_equal(fake.n_tokens[0], 0);
+	/* Who decodes beside it gets its own logits. */
+	expect_tokens(1, 9, 5, 8);
+	assert_int_equal(scheduler_get_counters(s)->prompt_tokens, 20 + 9);
+	assert_int_equal(scheduler_get_counters(s)->generated_tokens, 8);
+	generate(s, CLIENT, open_prompt(s, CLIENT, 21, 3), 2, 8);
+	run(s);
+	assert_int_equal(fake.finished[2]->generate.finished.cached_tokens, 20);
+	expect_tokens(2, 21, 3, 8);
+	end_scheduler(s);
+}
+
 struct file {
 	uint32_t tokens[N_CTX];
 	uint32_t n_tokens;
@@ -198,6 +224,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_fork),
 		CASE(test_prefix),
+		CASE(test_prefill),
 		CASE(test_restore),
 		CASE(test_restore_refusals),
 	};

@@ -122,6 +122,15 @@ static void test_places(void **state)
 	assert_null(o.json_schema);
 	options_fini(&o);
 
+	assert_int_equal(PARSE(NULL, &o, "prefix", "add", "f", "--name", "rules", "--shared"), 0);
+	assert_string_equal(o.name, "rules");
+	assert_true(o.shared);
+	assert_int_equal(o.n_args, 2);
+	options_fini(&o);
+	assert_int_equal(PARSE(NULL, &o, "prefix", "ls"), 0);
+	assert_null(o.name);
+	assert_false(o.shared);
+	options_fini(&o);
 	assert_int_equal(PARSE(NULL, &o, "chat", "--load", "a", "--save", "b"), 0);
 	assert_string_equal(o.load, "a");
 	assert_string_equal(o.save, "b");
