@@ -6,6 +6,7 @@ import os
 
 import harness
 from harness import check, check_equal, wait_until
+from rogue import Rogue
 from worker_socket import PUBLISH, Connection, Refused, Running, field
 
 PAGE = 32
@@ -228,6 +229,75 @@ def test_beside_decoding(site):
     published = publish(site, worker)
     check_equal(running.finish(), alone, "the answer beside it")
     expect_used(site, worker, expected, n_prompt, published[2])
+
+
+def test_other_layout(site):
+    """Pages that are made in another way are not taken for one's own."""
+    site.weightd({"demo": harness.MODEL})
+    first, other = serve(site), serve(site, "--kv-type", "q8_0")
+    n_prefix = publish(site, first)[2]
+    with Connection(other) as c:
+        check_equal(answer(c, TEXT + QUESTION)[2], 0, "cached tokens of another layout")
+        expected = answer(c, TEXT + QUESTION)[0]
+    check_equal(counts(other), (0, 0), "imported")
+    with Connection(other) as c:
+        published = c.publish(TEXT)
+    check_equal((published[2], published.get(5, 0)), (n_prefix, 0), "one of its own")
+    third = serve(site, "--kv-type", "q8_0")
+    with Connection(third) as c:
+        ids, _, n_cached = answer(c, TEXT + QUESTION)
+    check_equal((ids, n_cached), (expected, n_prefix), "answer with the q8_0 prefix")
+
+
+def test_lost_with_its_generation(site):
+    """What was computed with weights that somebody wrote into is not used any more."""
+    site.weightd({"demo": harness.MODEL}, ["--scrub", "0"])
+    expected, n_prompt = plain(site)
+    worker = serve(site)
+    n_prefix = publish(site, worker)[2]
+    expect_used(site, worker, expected, n_prompt, n_prefix)
+    Rogue(site, ("blk.1.ffn_up.weight", 4)).end()
+    site.ctl("verify", "demo", status=1)
+    check_equal(prefixes(site), [], "prefixes of the lost generation")
+    wait_until(lambda: counts(worker) == (0, 0), "the worker to let go")
+    with Connection(worker) as c:
+        check_equal(answer(c, TEXT + QUESTION), (expected, n_prompt, 0), "on the next generation")
+    check_equal(publish(site, worker)[2], n_prefix, "published again")
+
+
+def test_ends_meanwhile(site):
+    """One at a time; a client that goes leaves it to be finished, a worker that ends does not."""
+    site.weightd({"demo": harness.MODEL})
+    worker = serve(site, "--chunk", "64")
+    running = Running(worker, 40)
+    wait_until(lambda: running.has(1), "a token")
+    with Connection(worker) as c, Connection(worker) as other:
+        c.send(PUBLISH, field(1, field(1, TEXT)))
+        wait_until(lambda: other.n_sessions() == 2, "the session of the prefix")
+        try:
+            other.publish(TEXT + " else")
+            busy = ""
+        except Refused as e:
+            busy = str(e)
+    # It may have been faster than the second.
+    check(not busy or "another one is being published" in busy, busy)
+    wait_until(lambda: len(prefixes(site)) >= 1, "the prefix that its client did not wait for")
+    running.finish()
+    wait_until(lambda: worker_sessions(worker) == 0, "the sessions to be closed")
+    second = serve(site, "--chunk", "64")
+    with Connection(second) as c:
+        c.send(PUBLISH, field(1, field(1, "Other rules. " + TEXT)))
+        second.stop()
+    n_bytes = sum(p["n_bytes"] for p in prefixes(site))
+    account = charged(site)
+    only, = site.status()["models"]
+    check_equal(account["weights_bytes"],
+                only["generations"][0]["weights_bytes"] + n_bytes, "nothing else is charged")
+
+
+def worker_sessions(worker):
+    with Connection(worker) as c:
+        return c.n_sessions()
 
 
 def test_refusals(site):
