@@ -364,6 +364,74 @@ static void decodes_names_of_sessions(void **state)
 	message_free(m);
 }
 
+static struct message *decode_publish(Wk__PublishPrefix *p, const char *refusal)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	struct message *m = NULL;
+	struct err e = ERR_NULL;
+
+	q.id = 1;
+	q.body_case = WK__REQUEST__BODY_PUBLISH_PREFIX;
+	q.publish_prefix = p;
+	uint32_t n = (uint32_t)wk__request__pack(&q, packed);
+	assert_int_equal(rpc_decode(packed, n, &e, &m), 0);
+	assert_int_equal(m->kind, MESSAGE_PUBLISH);
+	assert_string_equal(m->code ? message_get_error(m) : "", refusal);
+	return m;
+}
+
+static void publishes_prefixes(void **state)
+{
+	Wk__PublishPrefix p = WK__PUBLISH_PREFIX__INIT;
+	Wk__Text text = WK__TEXT__INIT;
+	Wk__Tokens tokens = WK__TOKENS__INIT;
+	uint32_t ids[] = {7, 8, 9}, n_bytes;
+	char name[66] = "";
+	uint8_t *data;
+
+	(void)state;
+	message_free(decode_publish(&p, "prefix: expected text or tokens"));
+	p.input_case = WK__PUBLISH_PREFIX__INPUT_TEXT;
+	p.text = &text;
+	/* A text, though it is empty: it goes to the thread that tokenises. */
+	struct message *m = decode_publish(&p, "");
+	assert_non_null(m->publish.text);
+	assert_int_equal(m->publish.n_text_bytes, 0);
+	message_free(m);
+	memset(name, 'n', 64);
+	p.input_case = WK__PUBLISH_PREFIX__INPUT_TOKENS;
+	p.tokens = &tokens;
+	tokens.ids = ids;
+	tokens.n_ids = 3;
+	p.name = name;
+	p.shared = true;
+	m = decode_publish(&p, "");
+	assert_null(m->publish.text);
+	assert_int_equal(m->publish.n_ids, 3);
+	assert_int_equal(m->publish.ids[2], 9);
+	assert_string_equal(m->publish.name, name);
+	assert_true(m->publish.is_shared);
+	m->publish.prefix = 5;
+	m->publish.n_tokens = 96;
+	m->publish.n_computed = 64;
+	m->publish.n_bytes = 4096;
+	m->publish.existed = true;
+	assert_int_equal(rpc_encode(m, NULL, &data, &n_bytes), 0);
+	Wk__Reply *reply =
+		wk__reply__unpack(NULL, n_bytes - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_PREFIX_PUBLISHED);
+	assert_int_equal(reply->prefix_published->id, 5);
+	assert_int_equal(reply->prefix_published->n_tokens, 96);
+	assert_int_equal(reply->prefix_published->computed_tokens, 64);
+	assert_int_equal(reply->prefix_published->n_bytes, 4096);
+	assert_true(reply->prefix_published->existed);
+	wk__reply__free_unpacked(reply, NULL);
+	free(data);
+	message_free(m);
+	name[64] = 'n';
+	message_free(decode_publish(&p, "name: expected at most 64 bytes, found 65"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -374,6 +442,7 @@ int main(void)
 		CASE(decodes_names_of_sessions),
 		CASE(encodes_logprobs),
 		CASE(decodes_constraints),
+		CASE(publishes_prefixes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
