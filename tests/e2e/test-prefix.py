@@ -7,6 +7,7 @@ import os
 import harness
 from harness import check, check_equal, wait_until
 from rogue import Rogue
+from weightd_socket import Weightd
 from worker_socket import PUBLISH, Connection, Refused, Running, field
 
 PAGE = 32
@@ -216,6 +217,35 @@ def test_parked_worker_lets_go(site):
     wait_until(lambda: counts(second) == (0, 0), "the worker to park")
     wait_until(lambda: prefixes(site)[0]["leases"] == 1, "its lease to end")
     expect_used(site, second, expected, n_prompt, published[2])
+
+
+def test_pressure(site):
+    """What no session uses makes room for others; what one uses does not."""
+    site.weightd({"demo": harness.MODEL}, ["--device-budget", "256M"])
+    expected, n_prompt = plain(site)
+    workers = [serve(site, "--no-park") for _ in range(2)]
+    published = publish(site, workers[0])
+    expect_used(site, workers[1], expected, n_prompt, published[2])
+    check_equal(prefixes(site)[0]["leases"], 2, "leases")
+    account = charged(site)
+    n_free = account["budget_bytes"] - account["weights_bytes"] - account["reserved_bytes"]
+    peer = Weightd(site)
+    with Connection(workers[1]) as c:
+        session = c.open()
+        c.append_text(session, TEXT + QUESTION)
+        c.finish(c.generate(session, 6, ignore_eos=True))
+        check("bytes" in peer.reserve(n_free + published[3]), "was not refused")
+        check_equal((counts(workers[0]), counts(workers[1])), ((0, 0), (1, published[3])),
+                    "who has it while a session uses it")
+        check_equal(prefixes(site)[0]["leases"], 1, "leases")
+        more, _, _ = c.finish(c.generate(session, 6, ignore_eos=True))
+        check_equal(more, expected[6:], "the rest of the answer")
+    check_equal(peer.reserve(n_free + published[3]), "", "refusal when nobody uses it")
+    check_equal(prefixes(site), [], "prefixes")
+    check_equal(counts(workers[1]), (0, 0), "imported")
+    peer.close()
+    with Connection(workers[1]) as c:
+        check_equal(answer(c, TEXT + QUESTION)[0], expected, "computed anew")
 
 
 def test_beside_decoding(site):
