@@ -48,6 +48,8 @@ struct restart {
 	struct service *service;
 	char *state_path;
 	char *keeper_path;
+	uint32_t n_listens;
+	char (*listens)[ACCESS_MAX_PATH_BYTES]; /* of this weightd */
 	struct stash *stash;
 	struct event_base *base;
 	struct event *tick;

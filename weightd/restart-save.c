@@ -12,6 +12,7 @@
 #include "proto/util/err.h"
 #include "proto/util/log.h"
 #include "proto/util/notify-fds.h"
+#include "weightd/access.h"
 #include "weightd/process.h"
 #include "weightd/record.h"
 #include "weightd/restart-internal.h"
@@ -35,6 +36,18 @@ static bool save_take(const struct stash_name *name, int fd, void *userdata)
 	return false;
 }
 
+/* A tenant is its socket's path; the command line may have them in another order now. */
+static uint32_t save_find_socket(
+	const struct restart *r, const struct state *state, uint32_t socket)
+{
+	if (socket == 0 || state->n_listens == 0)
+		return socket;
+	for (uint32_t i = 0; i < r->n_listens && socket <= state->n_listens; i++)
+		if (!strcmp(r->listens[i], state->listens[socket - 1]))
+			return i + 1;
+	return UINT32_MAX; /* nobody can come by that any more */
+}
+
 /* Takes what is in state. */
 static int save_set_coming(struct restart *r, struct state *state)
 {
@@ -52,6 +65,8 @@ static int save_set_coming(struct restart *r, struct state *state)
 		r->has_found = true;
 	}
 	r->last_id = state->last_id;
+	for (uint32_t i = 0; i < state->n_holders; i++)
+		state->holders[i].socket = save_find_socket(r, state, state->holders[i].socket);
 	r->n_absent = state->n_holders;
 	r->absent = state->holders;
 	state->n_holders = 0;
@@ -95,7 +110,8 @@ static void save_cleanup(struct restart **r)
 	restart_free(*r);
 }
 
-int restart_new(const char *socket, unsigned n_keep_seconds, struct restart **ret_restart)
+int restart_new(const char *socket, const struct access *listens, uint32_t n_listens,
+	unsigned n_keep_seconds, struct restart **ret_restart)
 {
 	_cleanup_(save_cleanup)
 	struct restart *r = calloc(1, sizeof(*r));
@@ -110,8 +126,12 @@ int restart_new(const char *socket, unsigned n_keep_seconds, struct restart **re
 		r->state_path = NULL;
 	if (asprintf(&r->keeper_path, "%s.keeper", socket) < 0)
 		r->keeper_path = NULL;
-	if (!r->state_path || !r->keeper_path)
+	r->listens = calloc(n_listens + 1, sizeof(*r->listens));
+	if (!r->state_path || !r->keeper_path || !r->listens)
 		return -ENOMEM;
+	r->n_listens = n_listens;
+	for (uint32_t i = 0; i < n_listens; i++)
+		memcpy(r->listens[i], listens[i].path, sizeof(r->listens[i]));
 	rc = stash_new(r->keeper_path, n_keep_seconds, &r->stash);
 	if (rc == 0)
 		rc = save_read(r);
@@ -161,6 +181,7 @@ struct restart *restart_free(struct restart *r)
 	free(r->saved);
 	free(r->state_path);
 	free(r->keeper_path);
+	free(r->listens);
 	free(r);
 	return NULL;
 }
@@ -245,6 +266,11 @@ static int save_make_state(struct restart *r, struct state *state)
 	if (state->last_id > r->last_id)
 		r->last_id = state->last_id;
 	state->last_id = r->last_id;
+	state->listens = calloc(r->n_listens + 1, sizeof(*state->listens));
+	if (!state->listens)
+		return -ENOMEM;
+	state->n_listens = r->n_listens;
+	memcpy(state->listens, r->listens, r->n_listens * sizeof(*state->listens));
 	state->has_secret = r->has_secret;
 	memcpy(state->secret, r->secret, sizeof(state->secret));
 	return rc;

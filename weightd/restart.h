@@ -15,6 +15,7 @@
 #include "weightd/stash.h"
 #include "weightd/state.h"
 
+struct access;
 struct err;
 struct event_base;
 struct fdlist;
@@ -27,11 +28,12 @@ enum { RESTART_WAIT_MS = 5000, RESTART_KEEP_SECONDS = 60 };
 
 /*
  * Reads the state beside the socket (its path is borrowed) and takes what descriptors there are.
- * The socket must be this process's: whose it is, its state is. n_keep_seconds: see stash_new.
+ * The socket must be this process's: whose it is, its state is. listens: the others, by whose paths
+ * processes that come back are told apart; copied. n_keep_seconds: see stash_new.
  * Before there are other threads. -ENOMEM.
  */
-int must_check restart_new(
-	const char *socket, unsigned n_keep_seconds, struct restart **ret_restart);
+int must_check restart_new(const char *socket, const struct access *listens, uint32_t n_listens,
+	unsigned n_keep_seconds, struct restart **ret_restart);
 
 /* The secret that the sums on record were made with. False: there are none. */
 bool restart_get_secret(const struct restart *r, uint8_t ret_secret[STATE_SECRET_BYTES]);

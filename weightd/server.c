@@ -445,7 +445,8 @@ static int server_listen(struct server *s, struct err *ret_err)
 			return rc;
 	}
 	/* The socket is ours, and with it what the weightd before left beside it. */
-	if (restart_new(s->params->socket, s->params->n_keep_seconds, &s->restart) < 0)
+	if (restart_new(s->params->socket, s->params->listens, s->params->n_listens,
+		    s->params->n_keep_seconds, &s->restart) < 0)
 		return err_set(ret_err, ENOMEM, "out of memory");
 	return 0;
 }

@@ -20,6 +20,7 @@ struct pack {
 	Wdstate__Holder **holder_rows;
 	Wdstate__Grant *grants;
 	Wdstate__Grant **grant_rows;
+	char **listens;
 };
 
 static void pack_fini(struct pack *p)
@@ -36,6 +37,7 @@ static void pack_fini(struct pack *p)
 	free(p->holder_rows);
 	free(p->grants);
 	free(p->grant_rows);
+	free(p->listens);
 }
 
 static int pack_init(struct pack *p, const struct state *s)
@@ -61,9 +63,10 @@ static int pack_init(struct pack *p, const struct state *s)
 	p->holder_rows = calloc(s->n_holders + 1, sizeof(*p->holder_rows));
 	p->grants = calloc(n_grants + 1, sizeof(*p->grants));
 	p->grant_rows = calloc(n_grants + 1, sizeof(*p->grant_rows));
+	p->listens = calloc(s->n_listens + 1, sizeof(*p->listens));
 	return p->generations && p->generation_rows && p->summaries && p->files && p->residencies &&
 			       p->residency_rows && p->allocs && p->alloc_rows && p->holders &&
-			       p->holder_rows && p->grants && p->grant_rows
+			       p->holder_rows && p->grants && p->grant_rows && p->listens
 		       ? 0
 		       : -ENOMEM;
 }
@@ -218,6 +221,8 @@ static void pack_all(struct pack *p, const struct state *s)
 		}
 	}
 	pack_holders(p, s);
+	for (uint32_t i = 0; i < s->n_listens; i++)
+		p->listens[i] = s->listens[i];
 }
 
 int state_pack(
@@ -240,6 +245,8 @@ int state_pack(
 	m.generations = p.generation_rows;
 	m.n_holders = s->n_holders;
 	m.holders = p.holder_rows;
+	m.n_listens = s->n_listens;
+	m.listens = p.listens;
 	size_t n_bytes = wdstate__state__get_packed_size(&m);
 	if (n_bytes > STATE_MAX_BYTES - STATE_HASH_HEAD_BYTES)
 		return -EFBIG;

@@ -405,6 +405,23 @@ static int parse_holders(const Wdstate__State *m, struct err *ret_err, struct st
 	return 0;
 }
 
+static int parse_listens(const Wdstate__State *m, struct err *ret_err, struct state *s)
+{
+	int rc = 0;
+
+	if (m->n_listens > STATE_MAX_LISTENS)
+		return err_set(ret_err, EINVAL, "expected at most %d listens, found %zu",
+			STATE_MAX_LISTENS, m->n_listens);
+	s->listens = calloc(m->n_listens + 1, sizeof(*s->listens));
+	if (!s->listens)
+		return parse_refuse_memory(ret_err);
+	s->n_listens = (uint32_t)m->n_listens;
+	for (uint32_t i = 0; i < s->n_listens && rc == 0; i++)
+		rc = parse_text(
+			m->listens[i], "listens", sizeof(s->listens[i]), ret_err, s->listens[i]);
+	return rc;
+}
+
 static int parse_secret(const Wdstate__State *m, struct err *ret_err, struct state *s)
 {
 	if (m->secret.len != 0 && m->secret.len != STATE_SECRET_BYTES)
@@ -451,6 +468,8 @@ int state_parse(const void *data, uint64_t n_bytes, const char *boot_id, struct 
 		rc = parse_generations(m, ret_err, &s);
 	if (rc == 0)
 		rc = parse_holders(m, ret_err, &s);
+	if (rc == 0)
+		rc = parse_listens(m, ret_err, &s);
 	if (rc < 0)
 		return rc;
 	*ret_state = s;

@@ -39,6 +39,7 @@ void state_fini(struct state *s)
 		state_holder_fini(&s->holders[i]);
 	free(s->generations);
 	free(s->holders);
+	free(s->listens);
 	*s = (struct state){0};
 }
 

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "proto/util/cleanup.h"
+#include "weightd/access.h"
 #include "weightd/placement.h"
 #include "weightd/registry.h"
 #include "weightd/service.h"
@@ -25,6 +26,7 @@ enum {
 	STATE_MAX_SUMS_BYTES = 16 << 20, /* of a residency */
 	STATE_SECRET_BYTES = 32,
 	STATE_MAX_WHY_BYTES = 2048,
+	STATE_MAX_LISTENS = 64,
 };
 
 struct state_file {
@@ -112,7 +114,7 @@ struct state_holder {
 	int32_t pid;
 	uint64_t start_ticks;
 	uint32_t uid;
-	uint32_t socket; /* peer_get_socket */
+	uint32_t socket; /* peer_get_socket: one of the state's listens, from 1 on */
 	uint32_t n_generations;
 	uint64_t *generations;
 	bool is_hold; /* its leases had ended, and it lived */
@@ -128,6 +130,8 @@ struct state {
 	struct state_generation *generations; /* ids rise, last_id is no less */
 	uint32_t n_holders;
 	struct state_holder *holders;
+	uint32_t n_listens;
+	char (*listens)[ACCESS_MAX_PATH_BYTES]; /* [n_listens] */
 };
 
 /* Frees what is in it, not itself. */

@@ -418,6 +418,25 @@ def test_refused_gives_back(site):
     way.close()
 
 
+def test_another_socket_before_it(site):
+    """A tenant is known by its socket's path, not by its place on the command line."""
+    tenant, other = (os.path.join(site.dir, name) for name in ("tenant.sock", "other.sock"))
+    way = Way(site, "keeper", ["--listen", f"{tenant},leases=2"])
+    way.start()
+    worker = site.worker("demo", ["--weights", tenant])
+    before = site.status()["devices"][0]["account"]["reserved_bytes"]
+    way.kill()
+    i = way.argv.index("--listen")
+    way.argv[i:i] = ["--listen", other]
+    way.start()
+    wait_leases(site, [worker.pid])
+    check("is leased again" in worker.log(), worker.log())
+    time.sleep(6)  # as long as anybody is waited for
+    check_equal(states(site), [("ready", 1, 0)], "states")
+    check_equal(site.status()["devices"][0]["account"]["reserved_bytes"], before, "one grant")
+    way.close()
+
+
 def start_replacement(site, path):
     return site.start_ctl("load", f"demo={path}", "--replace")
 

@@ -118,7 +118,10 @@ static inline void state_sample_grant(struct state_holder *h)
 
 static inline void state_sample(struct state *s)
 {
-	*s = (struct state){.last_id = 14, .n_generations = 4, .n_holders = 3};
+	*s = (struct state){.last_id = 14, .n_generations = 4, .n_holders = 3, .n_listens = 3};
+	s->listens = state_sample_alloc(3 * sizeof(*s->listens));
+	strcpy(s->listens[0], "/run/blue.sock");
+	strcpy(s->listens[2], "/run/red.sock");
 	s->generations = state_sample_alloc(4 * sizeof(*s->generations));
 	state_sample_generation(&s->generations[0], 4);
 	state_sample_generation(&s->generations[1], 12);

@@ -58,6 +58,8 @@ static void comes_back(void **state)
 	assert_int_equal(t.holders[0].uid, 1000);
 	assert_int_equal(t.holders[0].generations[1], 12);
 	assert_int_equal(t.holders[1].socket, 3);
+	assert_int_equal(t.n_listens, 3);
+	assert_string_equal(t.listens[2], "/run/red.sock");
 	assert_true(t.generations[0].is_replaced && !g->is_replaced);
 	const struct state_generation *w = &t.generations[2];
 	assert_true(w->is_warm && !w->is_loading && w->n_residencies == 0);
@@ -274,6 +276,14 @@ static void refuses_too_many(void **state)
 	pack(&s, &data, &n_bytes);
 	refuse(data, n_bytes, EINVAL, "holders, found 4097");
 	free(s.holders);
+	free(data);
+	data = NULL;
+	s = (struct state){.last_id = 1, .n_listens = STATE_MAX_LISTENS + 1};
+	s.listens = calloc(s.n_listens, sizeof(*s.listens));
+	assert_non_null(s.listens);
+	pack(&s, &data, &n_bytes);
+	refuse(data, n_bytes, EINVAL, "at most 64 listens, found 65");
+	free(s.listens);
 	free(data);
 }
 
