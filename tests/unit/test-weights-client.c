@@ -634,7 +634,7 @@ static void refuses_bad_events(void **state)
 	fdlist_fini(&fds);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	event.kind = WD__EVENT__KIND__IDENTIFIED;
-	event.identity = (ProtobufCBinaryData){.len = 31, .data = weights_peer_packet};
+	event.identity = (ProtobufCBinaryData){.len = 31, .data = (uint8_t *)weights_peer_digest};
 	weights_peer_reply(0, WD__REPLY__BODY_EVENT, &event, NULL);
 	assert_int_equal(weights_client_dispatch(c, &e), -EPROTO);
 	assert_non_null(strstr(e.text, "identity: expected 32 bytes, found 31"));
