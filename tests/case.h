@@ -19,7 +19,12 @@
 
 #include <cmocka.h>
 
-enum { CASE_SECONDS = 60, CASE_SKIP = 77 };
+#ifdef __SANITIZE_ADDRESS__
+enum { CASE_SECONDS = 240 };
+#else
+enum { CASE_SECONDS = 60 };
+#endif
+enum { CASE_SKIP = 77 };
 
 struct case_fds {
 	int n_device; /* of files in /dev */
