@@ -12,8 +12,8 @@ import harness
 from harness import check, check_equal
 from worker_socket import (
     APPEND, APPENDED, CANCEL, CANCELLED, CLOSE, DONE, ERROR, FAILED, FINISHED, FORK, LENGTH,
-    OPEN, OPENED, TOKEN, TOKENIZE, TRUNCATE, Closed, Connection, Refused, field, packed, sampling,
-    unpacked)
+    OPEN, OPENED, RESTORE, RESTORED, SAVE, SAVED, TOKEN, TOKENIZE, TRUNCATE, Closed, Connection,
+    Refused, field, packed, sampling, unpacked)
 
 N_MOST = 24         # tokens of a generation
 N_GREEDY = 56       # that are known behind a prompt
@@ -108,14 +108,16 @@ class Place:
 class Client:
     """Sessions of one connection at a time. counts: what it did, for the worker's counters."""
 
-    def __init__(self, worker, prompts, seed, n_places, may_lack_pages=False):
+    def __init__(self, worker, prompts, seed, n_places, may_lack_pages=False, saves=False):
         self.worker, self.prompts, self.may_lack_pages = worker, prompts, may_lack_pages
-        self.random = random.Random(seed)
+        self.seed, self.random, self.saves = seed, random.Random(seed), saves
         self.n_places = n_places
         self.counts = dict.fromkeys(
             ("begun", "whole", "cancelled", "failed", "refused", "no_session", "cut", "forks",
-             "truncates", "generated", "generated_most", "computed", "computed_most"), 0)
-        self.connection, self.places, self.running, self.n_life = None, [], {}, 0
+             "restores", "truncates", "generated", "generated_most", "computed",
+             "computed_most"), 0)
+        self.connection, self.places, self.running = None, [], {}
+        self.n_life = self.random.randint(12, 30)
 
     def count(self, **more):
         for name, n in more.items():
@@ -125,7 +127,6 @@ class Client:
         self.connection = Connection(self.worker)
         self.places = [Place() for _ in range(self.n_places)]
         self.running = {}
-        self.n_life = self.random.randint(10, 60)
 
     def disconnect(self):
         """In mid-stream; what is lost may have been computed, or not."""
@@ -135,7 +136,7 @@ class Client:
             self.count(cut=len(run.left), generated=sum(len(run.found[i]) for i in run.left),
                        generated_most=sum(len(run.expected[i]) for i in run.left),
                        computed_most=len(place.prompt.ids) + place.n_behind)
-        self.connection = None
+        self.connection, self.n_life = None, self.random.randint(12, 60)
 
     def take(self):
         """One reply: what is of a generation goes there, and None comes back."""
@@ -234,26 +235,42 @@ class Client:
         self.count(forks=1)
         return True
 
+    def restore(self, place):
+        """The place's session again, by way of a file."""
+        name = f"soak-{self.seed}"
+        self.call(SAVE, field(1, place.session) + field(2, name), SAVED)
+        self.close(place)
+        found = self.call(RESTORE, field(1, name), RESTORED)
+        place.session = found[1]
+        check_equal((found[2], found.get(4, b"")), (len(place.prompt.ids) + place.n_behind, b""),
+                    "tokens of a restored session, and why its keys are of no use")
+        self.count(restores=1)
+
     def prepare(self, place):
         """A session with a prompt and some greedy tokens behind it."""
         draw = self.random.random()
-        if place.session is not None and (place.is_refused or draw < 0.3):
+        if place.session is not None and (place.is_refused or draw < 0.25):
             self.close(place)
+        elif place.session is not None and self.saves and not place.is_other and draw < 0.35:
+            self.restore(place)
+            draw = self.random.random()
         if place.session is None:
             if not self.fork(place):
                 place.session = self.call(OPEN, b"", OPENED)[1]
                 place.prompt = self.random.choice(self.prompts)
-                place.n_behind, place.is_other = 0, False
-                self.append(place, place.prompt.ids)
+                # As another turn of a conversation: what somebody generated is found, or not.
+                n = self.random.randint(0, N_GREEDY - N_MOST) if draw < 0.5 else 0
+                place.n_behind, place.is_other = n, False
+                self.append(place, place.prompt.ids + place.prompt.greedy[:n])
             return
         n_prompt = len(place.prompt.ids)
-        if draw < 0.4:
+        if draw < 0.45:
             # Into the prompt, whose rest is given again.
             n_keep = self.random.randint(0, n_prompt - 1)
             self.truncate(place, n_keep)
             self.append(place, place.prompt.ids[n_keep:])
             place.n_behind = 0
-        elif place.is_other or draw < 0.7 or place.n_behind + N_MOST > N_GREEDY:
+        elif place.is_other or draw < 0.75 or place.n_behind + N_MOST > N_GREEDY:
             place.n_behind = 0 if place.is_other else self.random.randint(
                 0, min(place.n_behind, N_GREEDY - N_MOST))
             self.truncate(place, n_prompt + place.n_behind)

@@ -43,14 +43,14 @@ def answer(c, session, how):
         found.append(body)
 
 
-def probe(c, ids, how, before=None):
-    """In a session of its own, which had `before` in it and forgot it."""
+def probe(c, ids, how, before=None, n_keep=0):
+    """In a session of its own, which had `before` behind its first n_keep tokens and forgot it."""
     session = c.open()
     if before:
-        c.append_ids(session, before)
+        c.append_ids(session, ids[:n_keep] + before)
         c.finish(c.generate(session, 3))
-        c.call(TRUNCATE, field(1, session) + field(2, 0))
-    c.append_ids(session, ids)
+        c.call(TRUNCATE, field(1, session) + field(2, n_keep))
+    c.append_ids(session, ids[n_keep:])
     try:
         return answer(c, session, how)
     finally:
@@ -61,12 +61,23 @@ def hows():
     return sampling(), sampling(soak.TEMPERATURE, soak.SEEDS[0])
 
 
-def check_probes(c, expected, what, before=None):
+def check_probes(c, expected, what, before=None, n_keep=0):
     for ids, answers in zip(make_probes(), expected):
         for how, tokens in zip(hows(), answers):
-            found = probe(c, ids, how, before)
+            found = probe(c, ids, how, before, min(n_keep, len(ids)))
             for i, (a, b) in enumerate(zip(found, tokens)):
                 check(a == b, f"{what}: token {i} behind {len(ids)}: expected {b!r}, found {a!r}")
+
+
+def go_back(c, ids, other):
+    """A session that had all of ids, went back into a page that is found by others, and has
+    something else there."""
+    session = c.open()
+    for n_keep, more in (0, ids), (len(ids) - PAGE_TOKENS + 2, other):
+        c.call(TRUNCATE, field(1, session) + field(2, n_keep))
+        c.append_ids(session, more)
+        c.finish(c.generate(session, 3))
+    return session
 
 
 def check_canary(site, *args):
@@ -97,7 +108,13 @@ def check_canary(site, *args):
         check_equal((status[23], status.get(24, 0)), (N_PAGES, 0), "pages, and those in use")
         check_probes(c, expected, "after others")
         check_probes(c, expected, "found again")
-        check_probes(c, expected, "behind what a session forgot", prompts[-1].ids)
+        check_probes(c, expected, "in a session that forgot all", prompts[-1].ids)
+        # In its last page keys and values of what it forgot are still there.
+        check_probes(c, expected, "in a session that forgot the most", prompts[-1].ids, 5)
+        sessions = [go_back(c, ids, prompts[0].ids) for ids in make_probes()[2:]]
+        check_probes(c, expected, "beside who went back")
+        for session in sessions:
+            c.call(CLOSE, field(1, session))
         # Fewer pages than all want: what is the probe's may have been anybody's a step ago.
         crowd = soak.Crowd(clients[:1], "generate", n_generations // 4)
         check_beside(c, expected)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's sessions in thousands of generations, cancelled, cut, forked and closed at random:
 what is not cut short is what it is alone, and nothing is left behind."""
+import os
 import time
 
 import harness
@@ -11,14 +12,18 @@ from worker_socket import Connection
 
 N_SESSIONS = 64
 N_CLIENTS = 8
+N_FEW = 3  # clients, of fewer generations
+N_PLACES = N_SESSIONS // N_CLIENTS
 N_CTX = 256
 PAGE_TOKENS = 32  # workerd/kv.h
 RSS_BYTES = 8 << 20  # that the second half may add
 
 
 def serve(site, *args):
+    folder = os.path.join(site.dir, "saved")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     return site.worker("demo", ["--deterministic", "--no-park", "--sessions", str(N_SESSIONS),
-                                "--ctx", str(N_CTX), *args])
+                                "--ctx", str(N_CTX), "--sessions-dir", folder, *args])
 
 
 def rss(worker):
@@ -58,23 +63,25 @@ class Watcher:
         return after
 
 
-def soak_worker(worker, prompts, seed, n_generations, may_lack_pages=False):
+def soak_worker(worker, prompts, n_clients, n_generations, may_lack_pages=False):
     """Two halves of n_generations; what is there after the one is there after the other."""
     watcher = Watcher(worker)
-    n_fds, n_each = worker.n_fds(), -(-n_generations // 2 // N_CLIENTS)
-    clients = [soak.Client(worker, prompts, seed * N_CLIENTS + i, N_SESSIONS // N_CLIENTS,
-                           may_lack_pages) for i in range(N_CLIENTS)]
+    n_fds, seed = worker.n_fds(), soak.get_seed()
+    clients = [soak.Client(worker, prompts, seed * n_clients + i, N_PLACES, may_lack_pages,
+                           saves=True)
+               for i in range(n_clients)]
     halves = []
     for _ in range(2):
         start = time.monotonic()
-        counts = soak.add_counts(soak.Crowd(clients, "generate", n_each).join())
+        counts = soak.add_counts(soak.Crowd(clients, "generate",
+                                            -(-n_generations // 2 // n_clients)).join())
         print(f"# {time.monotonic() - start:.1f} s: {counts}", flush=True)
         halves.append(watcher.check_counts(counts))
         watcher.before = halves[-1]
         watcher.check_fds(n_fds)
         for client in clients:
             client.random.seed(client.random.random())
-        for name in "whole", "cancelled", "cut", "forks", "truncates":
+        for name in "whole", "cancelled", "cut", "forks", "restores", "truncates":
             check(counts[name] > 0, f"{name}: none in {counts}")
         check_equal(counts["failed"] + counts["refused"] > 0, may_lack_pages,
                     f"pages were short: {counts}")
@@ -107,21 +114,21 @@ def make_prompts(site, n, *args):
 def test_soak(site):
     site.weightd({"demo": harness.MODEL})
     prompts = make_prompts(site, 32)
-    soak_worker(serve(site), prompts, soak.get_seed(), 2000)
+    soak_worker(serve(site), prompts, N_CLIENTS, 2000)
 
 
 def test_soak_q8_0(site):
     site.weightd({"demo": harness.MODEL})
     prompts = make_prompts(site, 8, "--kv-type", "q8_0")
-    soak_worker(serve(site, "--kv-type", "q8_0"), prompts, soak.get_seed(), 240)
+    soak_worker(serve(site, "--kv-type", "q8_0"), prompts, N_FEW, 240)
 
 
 def test_soak_without_room(site):
-    """Pages for a fifth of the sessions: who is refused is told the figures."""
+    """Pages for a third of the sessions: who is refused is told the figures."""
     site.weightd({"demo": harness.MODEL})
     prompts = make_prompts(site, 16)
-    n_tokens = N_SESSIONS // 5 * 3 * PAGE_TOKENS
-    soak_worker(serve(site, "--kv-tokens", str(n_tokens)), prompts, soak.get_seed(), 320, True)
+    n_tokens = N_FEW * N_PLACES // 3 * 5 * PAGE_TOKENS
+    soak_worker(serve(site, "--kv-tokens", str(n_tokens)), prompts, N_FEW, 360, True)
 
 
 if __name__ == "__main__":
