@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "weightd/prefixes.h"
 
 struct account_row {
 	enum account_kind kind;
@@ -147,9 +148,10 @@ static void account_list(
 				row->model, (unsigned long long)row->n_bytes,
 				row->is_gone ? " without a connection" : "");
 		else
-			k = snprintf(text, sizeof(text), "weights of %s (generation %llu) %llu",
-				row->model, (unsigned long long)row->id,
-				(unsigned long long)row->n_bytes);
+			k = snprintf(text, sizeof(text), "%s of %s (%s %llu) %llu",
+				row->id < PREFIXES_FIRST_ID ? "weights" : "a shared prefix",
+				row->model, row->id < PREFIXES_FIRST_ID ? "generation" : "id",
+				(unsigned long long)row->id, (unsigned long long)row->n_bytes);
 		if (n + (size_t)k + 2 + TAIL_BYTES >= sizeof(err->text))
 			break;
 		n += (size_t)snprintf(

@@ -88,9 +88,14 @@ static bool admission_shows(void *userdata, const struct account_request *q, enu
 	const struct peer_list *peers = room->service->params->peers;
 	const struct peer *p = q->kind == ACCOUNT_GRANT ? peer_find(peers, q->id) : NULL;
 
-	if (!p)
+	if (!p || !p->access || p->access->is_owner)
 		return true;
-	return kind == ACCOUNT_GRANT ? shown_holder(p, id) : access_shows(p->access, model);
+	if (kind == ACCOUNT_GRANT)
+		return shown_holder(p, id);
+	if (id < PREFIXES_FIRST_ID)
+		return access_shows(p->access, model);
+	const struct prefix *x = prefixes_find(room->service->prefixes, id);
+	return x && publish_shows(p, x);
 }
 
 static uint64_t admission_add_slack(uint64_t n_bytes)

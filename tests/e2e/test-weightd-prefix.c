@@ -607,6 +607,17 @@ static void test_sockets(void **state)
 	/* The same of another tenant is another one. */
 	uint64_t others = publish(&b, 0);
 	assert_int_not_equal(others, own);
+	/* Nor does a refusal tell of it. */
+	char text[64];
+	uint64_t n_got = 0;
+	assert_int_equal(weights_client_reserve(b.c, weights_client_get_device(b.c)->uuid,
+				 1ull << 60, 1ull << 60, false, &e, &n_got),
+		-ENOMEM);
+	snprintf(text, sizeof(text), "a shared prefix of atlas (id %llu) %d",
+		(unsigned long long)others, MEMORY_BYTES);
+	assert_non_null(strstr(e.text, text));
+	snprintf(text, sizeof(text), "%llu)", (unsigned long long)own);
+	assert_null(strstr(e.text, text));
 	struct weights_prefix_publish p = params_of(&a);
 	p.is_shared = true;
 	expect_refused(&a, p, -EPERM, "without control, is not allowed");
