@@ -147,8 +147,8 @@ int publisher_begin(struct engine *e, struct message *m, struct err *ret_err, bo
 		guests_has(e->guests, p->ids, n_tokens, p->is_shared, &p->prefix, &p->n_bytes);
 	if (p->existed)
 		return 0;
-	r = scheduler_open(e->scheduler, PUBLISHER_CLIENT, e->params.shares_prefixes ? 0 : m->scope,
-		ret_err, &e->publisher.session);
+	r = scheduler_open(e->scheduler, PUBLISHER_CLIENT, engine_get_scope(e, m), ret_err,
+		&e->publisher.session);
 	if (r)
 		return r;
 	r = scheduler_append(e->scheduler, PUBLISHER_CLIENT, e->publisher.session, p->ids, n_tokens,
