@@ -292,6 +292,8 @@ static void encodes_sessions(void **state)
 				.tokens_per_second = 2.5f,
 			};
 		m->status->kv_pages = 16;
+		m->status->n_prefixes = 3;
+		m->status->prefix_bytes = 1ull << 40;
 		m->status->kv_used_pages = 4;
 		m->status->kv_shared_pages = 2;
 		m->status->kv_cached_pages = 3;
@@ -302,6 +304,8 @@ static void encodes_sessions(void **state)
 		assert_non_null(reply);
 		const Wk__Status *s = reply->status;
 		assert_int_equal(s->kv_pages, 16);
+		assert_int_equal(s->n_prefixes, 3);
+		assert_int_equal(s->prefix_bytes, 1ull << 40);
 		assert_int_equal(s->kv_used_pages, 4);
 		assert_int_equal(s->kv_shared_pages, 2);
 		assert_int_equal(s->kv_cached_pages, 3);

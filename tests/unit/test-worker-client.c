@@ -624,6 +624,8 @@ static void reads_status(void **state)
 	m.n_roles = 8;
 	m.roles = roles;
 	m.weightd_connected = true;
+	m.n_prefixes = 3;
+	m.prefix_bytes = 1ull << 40;
 	reply(2, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), 0);
 	assert_int_equal(s.pid, 42);
@@ -633,6 +635,8 @@ static void reads_status(void **state)
 	assert_string_equal(s.roles[7].name, "scratch");
 	assert_int_equal(s.roles[7].placed_bytes, 100);
 	assert_true(s.weightd_connected);
+	assert_int_equal(s.n_prefixes, 3);
+	assert_int_equal(s.prefix_bytes, 1ull << 40);
 	assert_int_equal(s.experts.n_slots, 0);
 
 	experts.slots = 128;
