@@ -429,6 +429,44 @@ static void goes_on_behind_guests(void **state)
 	free_model(&m);
 }
 
+/* With no page for a copy the slot is refused, and the guest's page is still everybody's. */
+static void refuses_to_write_into_guests(void **state)
+{
+	static const uint32_t a[] = {1, 1, 2, 2, 3, 3};
+	const struct pages_params shape = {.n_pages = 1,
+		.n_guest_pages = 2,
+		.n_page_tokens = N_PAGE_TOKENS,
+		.n_slots = 2,
+		.n_slot_tokens = 6};
+	const struct prefix_params params = {
+		.n_pages = 1, .n_guest_pages = 2, .n_page_tokens = N_PAGE_TOKENS};
+	const uint32_t guests[] = {1, 2};
+	struct pages_change change;
+	struct pages *pages = NULL;
+	struct prefix *p = NULL;
+	struct err e = ERR_NULL;
+	uint32_t slots[2], found[2];
+
+	(void)state;
+	assert_int_equal(pages_new(&shape, &pages), 0);
+	assert_int_equal(prefix_new(&params, pages, &p), 0);
+	for (int i = 0; i < 2; i++)
+		pages_lend(pages, guests[i]);
+	prefix_add(p, PREFIX_ANY, a, guests, 2);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(pages_open(pages, &e, &slots[i]), 0);
+		for (uint32_t k = 0; k < 2; k++)
+			pages_share(pages, slots[i], k, guests[k]);
+	}
+	assert_int_equal(prefix_reserve(p, slots[0], 6, &e, &change), 0);
+	pages_truncate(pages, slots[1], 3);
+	assert_int_equal(prefix_reserve(p, slots[1], 4, &e, &change), -ENOSPC);
+	assert_int_equal(prefix_find(p, 7, a, 4, found), 2);
+	assert_int_equal(found[1], 2);
+	prefix_free(p);
+	pages_free(pages);
+}
+
 /* Every hash the same: the tokens alone decide. A key of two pages makes one bucket of all. */
 static void collisions_do_not_matter(void **state)
 {
@@ -474,6 +512,7 @@ int main(void)
 		CASE(gives_back_the_oldest),
 		CASE(finds_guests_from_everywhere),
 		CASE(goes_on_behind_guests),
+		CASE(refuses_to_write_into_guests),
 		CASE(collisions_do_not_matter),
 	};
 
