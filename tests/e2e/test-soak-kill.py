@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Four workers full of sessions, one of which is killed every second and started again: the others'
-answers are right, and what weightd counts is what is alive."""
+"""Sessions at work while what is below them goes: of four workers one is killed every second and
+started again, or the model is loaded again and again. The answers are right, and what weightd
+counts is what is alive."""
 import multiprocessing
 import os
 import random
@@ -10,10 +11,12 @@ import time
 import harness
 import soak
 from harness import check, check_equal, wait_until
+from worker_socket import Connection
 
 N_WORKERS = 4
 N_SESSIONS = 16
 N_KILLS = 60
+N_BESIDE_REPLACED = 60  # generations
 ARGS = ["--deterministic", "--no-park", "--sessions", str(N_SESSIONS), "--ctx", "256"]
 
 
@@ -113,6 +116,40 @@ def test_soak_kill(site):
     wait_until(lambda: books(site)["leases"] == 0, "the last lease ends")
     check_equal(books(site)["account"]["reserved_bytes"], 0, "bytes granted to nobody")
     check_equal(books(site)["granted"], {}, "workers")
+
+
+def replace(site, crowd):
+    """Until the crowd is done. How often."""
+    n = 0
+    while any(process.is_alive() for process, _ in crowd.members):
+        site.ctl("load", "--replace", f"demo={harness.MODEL}")
+        n += 1
+        time.sleep(0.3)
+    return n
+
+
+def test_replaced(site):
+    """Whenever nobody generates, a worker moves: sessions and their answers stay what they were."""
+    weightd = site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo", ARGS)
+    prompts = soak.make_prompts(worker, 6)
+    with Connection(worker) as watcher:
+        n_fds = weightd.n_fds()
+        # Few enough that there are moments without a generation.
+        crowd = soak.Crowd([soak.Client(worker, prompts, soak.get_seed(), 2)], "generate",
+                           N_BESIDE_REPLACED)
+        n = replace(site, crowd)
+        counts = crowd.join()[0]
+        print(f"# replaced {n} times beside {counts}", flush=True)
+        wait_until(lambda: watcher.n_sessions() == 0, "the end of all sessions")
+        check_equal(watcher.status().get(24, 0), 0, "pages that sessions have")
+
+        def has_one():
+            found = site.status()["models"][0]["generations"]
+            return len(found) == 1 and found[0]["n_leases"] == 1 and found[0]["n_holds"] == 0
+        wait_until(has_one, "one generation, with one lease")
+        check(watcher.status()[5] > n, "the worker has the last of the generations")
+        check_equal(weightd.n_fds(), n_fds, "descriptors of weightd")
 
 
 if __name__ == "__main__":
