@@ -29,6 +29,8 @@
 #include "workerd/stack.h"
 #include "workerd/weights.h"
 
+enum { MAX_SERVED = 64 }; /* requests between two steps */
+
 static int engine_kv_open(void *userdata, struct err *ret_err, uint32_t *ret_slot)
 {
 	const struct engine *e = userdata;
@@ -357,18 +359,31 @@ static void engine_save_cache(struct engine *e)
 	e->is_cache_saved = true;
 }
 
-/* Serves what is in the queue; true: MESSAGE_STOP, which is *ret_stop. */
+/* Of these one can take longer than a step. */
+static bool engine_is_slow(const struct message *m)
+{
+	return m->kind == MESSAGE_SAVE || m->kind == MESSAGE_RESTORE ||
+	       m->kind == MESSAGE_BENCH_MEMORY;
+}
+
+/*
+ * Serves what is in the queue, up to a bound: clients that ask as fast as they are answered would
+ * keep it from ever being empty, and others from their tokens. true: MESSAGE_STOP, which is
+ * *ret_stop.
+ */
 static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
 {
 	struct queue_node *node;
+	bool is_slow = false;
 
-	while ((node = queue_take(e->params.in))) {
+	for (int n = 0; n < MAX_SERVED && !is_slow && (node = queue_take(e->params.in)); n++) {
 		struct message *m = message_from_node(node);
 
 		if (m->kind == MESSAGE_STOP) {
 			*ret_stop = m;
 			return true;
 		}
+		is_slow = engine_is_slow(m);
 		if (m->kind == MESSAGE_NOTICE)
 			park_take_notice(e, m);
 		else

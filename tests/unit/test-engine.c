@@ -190,6 +190,47 @@ static struct message *skip_tokens(struct bench *b)
 	return m;
 }
 
+/* While a step is made others ask: the tokens that its stream got between their answers. */
+static void ask_beside_stream(enum message_kind kind, uint32_t n_requests, uint32_t n_most)
+{
+	struct bench b;
+	uint32_t n_answered = 0, n_run = 0, n_longest = 0;
+
+	bench_open(&b);
+	is_gated = true;
+	struct message *stream = start(&b, open_session(&b), 0);
+	for (uint32_t i = 0; i < n_requests; i++)
+		queue_push(b.in, &new_request(&b, kind)->node);
+	is_gated = false;
+	sem_post(&gate);
+	while (n_answered < n_requests) {
+		struct message *m = receive(&b);
+
+		if (m->kind == MESSAGE_GENERATE)
+			fail_msg("the stream has ended");
+		n_run = m->kind == MESSAGE_TOKEN ? 0 : n_run + 1;
+		n_answered += m->kind == kind;
+		n_longest = n_run > n_longest ? n_run : n_longest;
+		message_free(m);
+	}
+	assert_in_range(n_longest, 1, n_most);
+	engine_stop(b.engine);
+	assert_ptr_equal(skip_tokens(&b), stream);
+	message_free(stream);
+	bench_close(&b);
+}
+
+/* Whoever asks without a pause keeps no stream from its tokens, however long an answer takes. */
+static void test_requests_beside_stream(void **state)
+{
+	(void)state;
+	ask_beside_stream(MESSAGE_STATUS, 1000, 64);
+	ask_beside_stream(MESSAGE_CANCEL, 1000, 64); /* of no session: refused */
+	ask_beside_stream(MESSAGE_SAVE, 5, 1);
+	ask_beside_stream(MESSAGE_RESTORE, 5, 1);
+	ask_beside_stream(MESSAGE_BENCH_MEMORY, 5, 1);
+}
+
 static void test_disconnect(void **state)
 {
 	struct bench b;
@@ -235,6 +276,7 @@ int main(void)
 		CASE(test_device_lost),
 		CASE(test_step_fails),
 		CASE(test_step_spills),
+		CASE(test_requests_beside_stream),
 		CASE(test_disconnect),
 		CASE(test_stop_cancels),
 	};
