@@ -32,6 +32,7 @@ struct json_schema {
 	uint32_t depth;
 	struct json_schema_ref *refs;
 	uint32_t n_refs;
+	uint32_t n_merged; /* values that workerd/json-schema-merge has looked at */
 };
 
 /* How many bytes of text to print: at most 64, whole characters. For "%.*s". */

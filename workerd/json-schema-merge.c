@@ -5,16 +5,47 @@
 #include "workerd/json-schema-internal.h"
 #include "workerd/json-schema.h"
 
-enum { MAX_MEMBERS = 1024 };
+enum {
+	MAX_MEMBERS = 1024,
+	/* Values looked at, of one text: members may refer to the same long list again and again.
+	 */
+	MAX_VALUES = 1 << 18,
+};
 
 /* What allOf's members have in all. */
 struct merge {
 	struct json_schema *s;
 	json_t *properties;
-	json_t *required;
+	json_t *required; /* an object whose keys they are */
 	uint32_t depth;
 	uint32_t n_members;
 };
+
+static int spend(
+	struct merge *m, uint64_t n_values, const struct json_schema_place *at, const char *key)
+{
+	if (n_values > MAX_VALUES - m->s->n_merged)
+		return json_schema_fail(m->s, at, key,
+			"expected at most %d values in all members of allOf, found more",
+			MAX_VALUES);
+	m->s->n_merged += (uint32_t)n_values;
+	return 0;
+}
+
+/* Deep as the parser allows. */
+static uint64_t count_values(json_t *value)
+{
+	const char *key;
+	json_t *member;
+	uint64_t n = 1;
+	size_t i;
+
+	if (json_is_object(value))
+		json_object_foreach(value, key, member) n += count_values(member);
+	else
+		json_array_foreach(value, i, member) n += count_values(member);
+	return n;
+}
 
 static int merge_properties(struct merge *m, json_t *properties, const struct json_schema_place *at)
 {
@@ -26,7 +57,11 @@ static int merge_properties(struct merge *m, json_t *properties, const struct js
 	json_object_foreach(properties, name, value)
 	{
 		json_t *other = json_object_get(m->properties, name);
+		int r = spend(
+			m, other && other != value ? count_values(value) : 1, at, "properties");
 
+		if (r)
+			return r;
 		if (other && !json_equal(other, value))
 			return json_schema_fail(m->s, at, "properties",
 				"expected \"%.*s\" in one member of allOf, found another",
@@ -39,9 +74,22 @@ static int merge_properties(struct merge *m, json_t *properties, const struct js
 
 static int merge_required(struct merge *m, json_t *required, const struct json_schema_place *at)
 {
+	json_t *name;
+	size_t i;
+
 	if (!json_is_array(required))
 		return json_schema_fail(m->s, at, "required", "expected an array");
-	return json_array_extend(m->required, required) ? -ENOMEM : 0;
+	int r = spend(m, json_array_size(required), at, "required");
+	if (r)
+		return r;
+	json_array_foreach(required, i, name)
+	{
+		if (!json_is_string(name))
+			return json_schema_fail(m->s, at, "required", "expected strings");
+		if (json_object_set(m->required, json_string_value(name), name))
+			return -ENOMEM;
+	}
+	return 0;
 }
 
 static int merge_one(struct merge *m, json_t *schema, const struct json_schema_place *at);
@@ -125,15 +173,20 @@ int json_schema_merge(struct json_schema *s, json_t *schema, const struct json_s
 	json_t *properties = json_object();
 	_cleanup_(json_decrefp)
 	json_t *required = json_array();
-	struct merge m = {.s = s, .properties = properties, .required = required};
-	json_t *merged;
+	_cleanup_(json_decrefp)
+	json_t *names = json_object();
+	struct merge m = {.s = s, .properties = properties, .required = names};
+	json_t *merged, *value;
+	const char *name;
 	int r;
 
-	if (!properties || !required)
+	if (!properties || !required || !names)
 		return -ENOMEM;
 	r = merge_one(&m, schema, at);
 	if (r)
 		return r;
+	json_object_foreach(
+		names, name, value) if (json_array_append(required, value)) return -ENOMEM;
 	merged = json_pack("{s:s, s:O, s:O}", "type", "object", "properties", properties,
 		"required", required);
 	if (!merged)

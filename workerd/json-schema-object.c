@@ -46,6 +46,11 @@ static int check_required(const struct object *o)
 				"expected names of properties, found \"%.*s\"",
 				json_schema_cut(name), name);
 	}
+	/* Each property is looked for among them. */
+	if (json_array_size(o->required) > json_object_size(o->properties))
+		return json_schema_fail(o->s, o->at, "required",
+			"expected at most the %zu properties, each once, found %zu names",
+			json_object_size(o->properties), json_array_size(o->required));
 	return 0;
 }
 

@@ -412,6 +412,39 @@ static void test_endless_references_are_refused(void **state)
 		": expected at most 1024 members of allOf, 64 deep");
 }
 
+/*
+ * A short text that asks for much: lists with the same name again and again, and members of allOf
+ * that refer to them again and again. What is compared is bounded, and duplicates are none.
+ */
+static void test_work_is_bounded(void **state)
+{
+	enum { N_NAMES = 2000, N_MEMBERS = 1000 };
+	_cleanup_(cleanup_free)
+	char *text = NULL;
+	size_t n_text;
+	FILE *f = open_memstream(&text, &n_text);
+	(void)state;
+
+	assert_non_null(f);
+	fputs("{\"$defs\":{\"a\":{\"required\":[\"q\"", f);
+	for (int i = 1; i < N_NAMES; i++)
+		fputs(",\"q\"", f);
+	fputs("]}},\"allOf\":[{\"properties\":{\"q\":true}}", f);
+	for (int i = 1; i < N_MEMBERS; i++)
+		fputs(",{\"$ref\":\"#/$defs/a\"}", f);
+	fputs("]}", f);
+	fclose(f);
+	expect_err_end(text,
+		"required: expected at most 262144 values in all members of allOf, found more");
+	expect_err("{\"properties\":{\"q\":true},\"required\":[\"q\",\"q\"]}", -EINVAL,
+		"json_schema: /required: expected at most the 1 properties, each once, found 2 "
+		"names");
+	/* In several members a name may be again. */
+	expect_texts("{\"properties\":{\"q\":{\"type\":\"null\"}},\"required\":[\"q\"],\"allOf\":[{"
+		     "\"required\":[\"q\"]},{\"required\":[\"q\"]}]}",
+		TEXTS("{\"q\":null}"), TEXTS("{}"));
+}
+
 static void test_caps(void **state)
 {
 	char text[8192];
@@ -452,6 +485,7 @@ int main(void)
 		CASE(test_refusals_name_the_place),
 		CASE(test_patterns_that_are_refused),
 		CASE(test_endless_references_are_refused),
+		CASE(test_work_is_bounded),
 		CASE(test_caps),
 	};
 
