@@ -154,6 +154,9 @@ static int merge_one(struct merge *m, json_t *schema, const struct json_schema_p
 		return json_schema_fail(m->s, at, NULL,
 			"expected at most %d members of allOf, %d deep", MAX_MEMBERS,
 			JSON_SCHEMA_MAX_DEPTH);
+	r = spend(m, 1, at, NULL);
+	if (r)
+		return r;
 	m->depth++;
 	m->n_members++;
 	json_object_foreach(schema, key, value)

@@ -445,6 +445,29 @@ static void test_work_is_bounded(void **state)
 		TEXTS("{\"q\":null}"), TEXTS("{}"));
 }
 
+/* So are members that many schemas refer to. */
+static void test_members_are_bounded(void **state)
+{
+	enum { N_MEMBERS = 1000, N_SCHEMAS = 500 };
+	_cleanup_(cleanup_free)
+	char *text = NULL;
+	size_t n_text;
+	FILE *f = open_memstream(&text, &n_text);
+	(void)state;
+
+	assert_non_null(f);
+	fputs("{\"$defs\":{\"a\":{\"allOf\":[{}", f);
+	for (int i = 1; i < N_MEMBERS; i++)
+		fputs(",{}", f);
+	fputs("]}},\"anyOf\":[true", f);
+	for (int i = 1; i < N_SCHEMAS; i++)
+		fputs(",{\"allOf\":[{\"$ref\":\"#/$defs/a\"},{}]}", f);
+	fputs("]}", f);
+	fclose(f);
+	expect_err_end(
+		text, ": expected at most 262144 values in all members of allOf, found more");
+}
+
 static void test_caps(void **state)
 {
 	char text[8192];
@@ -486,6 +509,7 @@ int main(void)
 		CASE(test_patterns_that_are_refused),
 		CASE(test_endless_references_are_refused),
 		CASE(test_work_is_bounded),
+		CASE(test_members_are_bounded),
 		CASE(test_caps),
 	};
 
