@@ -65,6 +65,7 @@ static int store_open_user(const struct store *s, uint64_t scope, const char *na
 	struct err *ret_err, int *ret_fd)
 {
 	char dir[DIR_NAME_BYTES];
+	struct stat st;
 	int r = store_check_name(name, ret_err);
 
 	if (r)
@@ -76,12 +77,19 @@ static int store_open_user(const struct store *s, uint64_t scope, const char *na
 	snprintf(dir, sizeof(dir), "uid-%" PRIu32, (uint32_t)scope);
 	if (is_made && mkdirat(s->fd, dir, 0700) && errno != EEXIST)
 		return err_set(ret_err, errno, "session file: %s: %s", dir, strerror(errno));
+	_cleanup_(cleanup_close)
 	int fd = openat(s->fd, dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT)
 		return err_set(ret_err, ENOENT, "session file: %s: there is none", name);
-	if (fd < 0)
+	if (fd < 0 || fstat(fd, &st))
 		return err_set(ret_err, errno, "session file: %s: %s", dir, strerror(errno));
-	*ret_fd = fd;
+	/* Made by somebody else, where others may write to --sessions-dir too. */
+	if (st.st_uid != geteuid() || st.st_mode & (S_IWGRP | S_IWOTH))
+		return err_set(ret_err, EACCES,
+			"session file: %s: expected a directory of user %u that nobody else writes "
+			"to, found one of user %u and mode %03o",
+			dir, (unsigned)geteuid(), (unsigned)st.st_uid, (unsigned)st.st_mode & 0777);
+	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
 

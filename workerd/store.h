@@ -29,8 +29,9 @@ struct store *store_free(struct store *s);
 
 /*
  * A new file, not seen under its name until store_commit; *ret_fd is the caller's. scope: a
- * client's (workerd/client.h); -EACCES for one that is no user's. -EINVAL for a name that is not 1
- * to 64 of A-Z a-z 0-9 . _ - or begins with a dot.
+ * client's (workerd/client.h); -EACCES for one that is no user's, and of all of these where the
+ * user's directory is another user's than the process's, or others may write to it. -EINVAL for a
+ * name that is not 1 to 64 of A-Z a-z 0-9 . _ - or begins with a dot.
  */
 int must_check store_create(
 	struct store *s, uint64_t scope, const char *name, struct err *ret_err, int *ret_fd);

@@ -181,9 +181,47 @@ static void opens_files_alone(void **state)
 	assert_null(store_free(NULL));
 }
 
+/* What somebody else can write to is not read, and nothing is put there. */
+static void expect_strange(struct store *s)
+{
+	struct err e = ERR_NULL;
+	uint64_t n_bytes = 0;
+	int fd = -1;
+
+	assert_int_equal(store_open(s, seven, "a", &e, &fd, &n_bytes), -EACCES);
+	assert_non_null(strstr(e.text, "session file: uid-7: expected a directory of user "));
+	assert_int_equal(store_create(s, seven, "a", &e, &fd), -EACCES);
+	assert_int_equal(store_commit(s, seven, "a", &e), -EACCES);
+	assert_int_equal(fd, -1);
+}
+
+static void test_strange_directory(void **state)
+{
+	static const mode_t modes[] = {0777, 0770, 0702};
+	struct store *s = open_store();
+	char path[256];
+
+	(void)state;
+	save(s, seven, "a", "text");
+	path_of("uid-7", path);
+	for (unsigned i = 0; i < ARRAY_SIZE(modes); i++) {
+		assert_int_equal(chmod(path, modes[i]), 0);
+		expect_strange(s);
+	}
+	assert_int_equal(chmod(path, 0700), 0);
+	expect(s, seven, "a", "text");
+	/* Only root can give one away. */
+	if (geteuid() == 0) {
+		assert_int_equal(chown(path, 65000, (gid_t)-1), 0);
+		expect_strange(s);
+	}
+	end_store(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		CASE(test_strange_directory),
 		CASE(keeps_files_of_each_user),
 		CASE(shows_whole_files_alone),
 		CASE(takes_names_that_are_names),
