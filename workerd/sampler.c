@@ -197,6 +197,14 @@ static void penalise(struct sampler *s, const uint32_t *history, uint64_t n_hist
 	}
 }
 
+/* Numbers stay a number: beyond the largest the token that is wanted most would not count. */
+static float add_bias(float logit, float bias)
+{
+	float sum = logit + bias;
+
+	return isfinite(logit) && isfinite(bias) ? fmaxf(fminf(sum, FLT_MAX), -FLT_MAX) : sum;
+}
+
 /* The logits with all that changes them: mask, bias, penalties, DRY. */
 static const float *adjust(struct sampler *s, const float *logits, const uint32_t *allowed,
 	const uint32_t *history, uint64_t n_history)
@@ -208,7 +216,8 @@ static const float *adjust(struct sampler *s, const float *logits, const uint32_
 		if (!(allowed[i / MASK_BITS] >> i % MASK_BITS & 1))
 			s->logits[i] = -INFINITY;
 	for (uint32_t i = 0; i < p->n_biases; i++)
-		s->logits[p->biases[i].id] += p->biases[i].bias;
+		s->logits[p->biases[i].id] =
+			add_bias(s->logits[p->biases[i].id], p->biases[i].bias);
 	penalise(s, history, n_history);
 	if (s->dry)
 		dry_apply(s->dry, history, n_history, s->logits);

@@ -2,6 +2,7 @@
 #include "workerd/sampler.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -303,6 +304,41 @@ static void test_mask(void **state)
 	sampler_free(s);
 }
 
+/* Biases add up, and however large they are the token still counts; -inf alone takes it out. */
+static void test_large_biases(void **state)
+{
+	(void)state;
+	const float logits[4] = {1, 2, INFINITY, 3};
+	const struct sampler_bias up[] = {{0, FLT_MAX}, {0, FLT_MAX}, {2, 1}};
+	const struct sampler_bias down[] = {{0, -FLT_MAX}, {0, -FLT_MAX}};
+	const struct sampler_bias never[] = {{0, FLT_MAX}, {0, FLT_MAX}, {0, -INFINITY}};
+	const struct {
+		const struct sampler_bias *biases;
+		uint32_t n_biases, allowed;
+		int r;
+		uint32_t token;
+	} rows[] = {{up, ARRAY_SIZE(up), 15, 0, 0}, {down, ARRAY_SIZE(down), 15, 0, 3},
+		{down, ARRAY_SIZE(down), 1, 0, 0}, {never, ARRAY_SIZE(never), 15, 0, 3},
+		{never, ARRAY_SIZE(never), 1, -ENOENT, 9}};
+
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++)
+		for (int temperature = 0; temperature < 2; temperature++) {
+			struct sampler *s = make(
+				(struct sampler_params){.temperature = 1e-3f * (float)temperature,
+					.typical_p = 0.9f,
+					.min_p = 0.1f,
+					.biases = rows[i].biases,
+					.n_biases = rows[i].n_biases},
+				4);
+			uint32_t token = 9;
+
+			assert_int_equal(sampler_pick(s, logits, &rows[i].allowed, NULL, 0, &token),
+				rows[i].r);
+			assert_int_equal(token, rows[i].token);
+			sampler_free(s);
+		}
+}
+
 /* Equal logits at the edge of top-k: the lowest ids stay. */
 static void test_ties(void **state)
 {
@@ -392,6 +428,7 @@ int main(void)
 		CASE(test_distributions),
 		CASE(test_greedy_is_adjusted),
 		CASE(test_mask),
+		CASE(test_large_biases),
 		CASE(test_ties),
 		CASE(test_seeds),
 		CASE(test_refusals),
