@@ -134,7 +134,7 @@ static bool fake_get_text(
 	void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes)
 {
 	(void)userdata;
-	*ret_bytes = "ab" + token % 2;
+	*ret_bytes = &"ab"[token % 2];
 	*ret_n_bytes = 1;
 	return false;
 }
