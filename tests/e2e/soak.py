@@ -23,6 +23,11 @@ PAGES = re.compile(r"kv: (\d+) more pages asked, (\d+) of \d+ are free; "
                    r"\d+ idle sessions have \d+ tokens there")
 
 
+def get_rounds(n_whole, n_short):
+    """SOAK_WHOLE=1 makes all rounds; without it as many as a check of every change can wait for."""
+    return n_whole if os.environ.get("SOAK_WHOLE") == "1" else n_short
+
+
 def get_seed():
     """Of this run; SOAK_SEED repeats one."""
     seed = int(os.environ.get("SOAK_SEED") or int.from_bytes(os.urandom(4), "little"))

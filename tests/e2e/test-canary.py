@@ -9,7 +9,7 @@ from worker_socket import (
     CLOSE, ERROR, FAILED, FINISHED, TOKEN, TRUNCATE, Connection, Refused, field, fields, sampling)
 
 N_SESSIONS = 16
-N_GENERATIONS = 120
+N_GENERATIONS = soak.get_rounds(120, 60)
 N_PAGES = 24
 PAGE_TOKENS = 32  # workerd/kv.h
 N_LOGPROBS = 20   # as many as there are for who asks

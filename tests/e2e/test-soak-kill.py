@@ -15,8 +15,8 @@ from worker_socket import Connection
 
 N_WORKERS = 4
 N_SESSIONS = 16
-N_KILLS = 60
-N_BESIDE_REPLACED = 60  # generations
+N_KILLS = soak.get_rounds(60, 20)
+N_BESIDE_REPLACED = soak.get_rounds(60, 30)  # generations
 ARGS = ["--deterministic", "--no-park", "--sessions", str(N_SESSIONS), "--ctx", "256"]
 
 

@@ -114,7 +114,7 @@ def make_prompts(site, n, *args):
 def test_soak(site):
     site.weightd({"demo": harness.MODEL})
     prompts = make_prompts(site, 32)
-    soak_worker(serve(site), prompts, N_CLIENTS, 2000)
+    soak_worker(serve(site), prompts, N_CLIENTS, soak.get_rounds(2000, 500))
 
 
 def test_soak_q8_0(site):
