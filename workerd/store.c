@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/store.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "proto/util/err.h"
 
@@ -15,6 +18,7 @@ enum {
 	DIR_NAME_BYTES = 16,
 	/* ".NAME.PID" */
 	TEMP_NAME_BYTES = STORE_MAX_NAME_BYTES + 16,
+	LEFT_OVER_SECONDS = 3600,
 };
 
 struct store {
@@ -99,16 +103,62 @@ static void store_get_temp_name(const char *name, char ret[TEMP_NAME_BYTES])
 	snprintf(ret, TEMP_NAME_BYTES, ".%s.%d", name, (int)getpid());
 }
 
+/*
+ * ".NAME.PID" that nobody has written to for long: who began it is gone. Whether a process of that
+ * number lives says nothing, for workers of several containers may save here.
+ */
+static bool store_is_left_over(int dir, const char *name)
+{
+	struct stat st;
+
+	return name[0] == '.' && name[1] && name[1] != '.' &&
+	       !fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode) &&
+	       time(NULL) - st.st_mtime > LEFT_OVER_SECONDS;
+}
+
+/* Files that are whole, but the one of the name. */
+static int store_count(int dir, const char *but, struct err *ret_err, uint32_t *ret_n)
+{
+	int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *list = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *entry;
+	uint32_t n = 0;
+
+	if (!list) {
+		int r = err_set(
+			ret_err, errno, "session file: the user's directory: %s", strerror(errno));
+
+		cleanup_close(&fd);
+		return r;
+	}
+	while ((entry = readdir(list))) {
+		if (entry->d_name[0] != '.')
+			n += strcmp(entry->d_name, but) != 0;
+		else if (store_is_left_over(dir, entry->d_name))
+			(void)unlinkat(dir, entry->d_name, 0);
+	}
+	closedir(list);
+	*ret_n = n;
+	return 0;
+}
+
 int store_create(
 	struct store *s, uint64_t scope, const char *name, struct err *ret_err, int *ret_fd)
 {
 	_cleanup_(cleanup_close)
 	int dir = -1;
 	char temp[TEMP_NAME_BYTES];
+	uint32_t n_files = 0;
 	int r = store_open_user(s, scope, name, true, ret_err, &dir);
 
+	if (!r)
+		r = store_count(dir, name, ret_err, &n_files);
 	if (r)
 		return r;
+	if (n_files >= STORE_MAX_FILES)
+		return err_set(ret_err, EDQUOT,
+			"session file: %s: this user has %" PRIu32 " others, the most is %d", name,
+			n_files, STORE_MAX_FILES);
 	store_get_temp_name(name, temp);
 	/* Of a process that had this number and ended amid a save. */
 	(void)unlinkat(dir, temp, 0);

@@ -21,7 +21,10 @@
 struct err;
 struct store;
 
-enum { STORE_MAX_NAME_BYTES = 64 };
+enum {
+	STORE_MAX_NAME_BYTES = 64,
+	STORE_MAX_FILES = 256, /* of a user */
+};
 
 /* The directory must be there. -errno with a sentence. */
 int must_check store_new(const char *dir, struct err *ret_err, struct store **ret_store);
@@ -31,7 +34,9 @@ struct store *store_free(struct store *s);
  * A new file, not seen under its name until store_commit; *ret_fd is the caller's. scope: a
  * client's (workerd/client.h); -EACCES for one that is no user's, and of all of these where the
  * user's directory is another user's than the process's, or others may write to it. -EINVAL for a
- * name that is not 1 to 64 of A-Z a-z 0-9 . _ - or begins with a dot.
+ * name that is not 1 to 64 of A-Z a-z 0-9 . _ - or begins with a dot; -EDQUOT for one more than
+ * STORE_MAX_FILES. What was begun and not written to for an
+ * hour is removed.
  */
 int must_check store_create(
 	struct store *s, uint64_t scope, const char *name, struct err *ret_err, int *ret_fd);

@@ -218,6 +218,40 @@ static void test_strange_directory(void **state)
 	end_store(s);
 }
 
+/* One user does not fill the disk with names, nor with what dead workers left. */
+static void bounds_files(void **state)
+{
+	const struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+	struct store *s = open_store();
+	struct err e = ERR_NULL;
+	char name[32], path[128];
+	int fd = -1;
+
+	(void)state;
+	for (int i = 0; i < STORE_MAX_FILES; i++) {
+		snprintf(name, sizeof(name), "s%d", i);
+		save(s, seven, name, "x");
+	}
+	assert_int_equal(store_create(s, seven, "more", &e, &fd), -EDQUOT);
+	assert_non_null(strstr(e.text, "this user has 256 others, the most is 256"));
+	save(s, seven, "s7", "anew");
+	expect(s, seven, "s7", "anew");
+	save(s, eight, "more", "y");
+	/* Begun by two: one is long gone, one may go on. */
+	for (int i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "%s/uid-8/.t%d.99", dir, i);
+		fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+		assert_true(fd >= 0);
+		assert_int_equal(i ? 0 : futimens(fd, old), 0);
+		close(fd);
+	}
+	save(s, eight, "again", "z");
+	assert_int_equal(access(path, F_OK), 0);
+	snprintf(path, sizeof(path), "%s/uid-8/.t0.99", dir);
+	assert_int_equal(access(path, F_OK), -1);
+	end_store(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -226,6 +260,7 @@ int main(void)
 		CASE(shows_whole_files_alone),
 		CASE(takes_names_that_are_names),
 		CASE(opens_files_alone),
+		CASE(bounds_files),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
