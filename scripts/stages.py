@@ -168,7 +168,7 @@ def stage_replay(stage):
 
 
 def stage_sanitize(stage):
-    """unit, vulkan, fuzz and most of e2e with address and undefined-behaviour sanitizers"""
+    """unit, fuzz and most of vulkan and e2e with address and undefined-behaviour sanitizers"""
     # The plain builds judge warnings: what the sanitizers add to the code makes gcc see false ones.
     options = ["-Db_sanitize=address,undefined", "-Dwerror=false"]
     if build(stage, "build-asan", options, {"CC": "gcc"}) and stage.run(

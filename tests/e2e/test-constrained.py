@@ -8,12 +8,13 @@ import re
 import uuid
 
 import harness
+import soak
 from harness import check, check_equal
 from worker_socket import (
     ERROR, FINISHED, GENERATE, LENGTH, STOP, TOKEN, TRUNCATE, Connection, Refused, field,
     sampling)
 
-N_SEEDS = 25
+N_SEEDS = soak.get_rounds(25, 8)
 N_PREDICT = 400
 N_CTX = 512
 PROMPT = "The capital of France is"
@@ -206,7 +207,7 @@ def collect(c, ids):
 
 
 def test_schemas(site):
-    """Every schema, from 25 seeds at temperature 1: JSON that the schema allows, and that ends."""
+    """Every schema, from several seeds at temperature 1: JSON that the schema allows, and that ends."""
     site.weightd({"demo": harness.MODEL})
     worker = site.worker("demo", ["--log-level", "debug", "--sessions", str(N_SEEDS), "--ctx",
                                   str(N_CTX)])
