@@ -9,6 +9,7 @@
 
 #include "proto/manifest-check.h"
 #include "proto/util/err.h"
+#include "proto/util/fnv.h"
 
 _Static_assert(sizeof(struct manifest_header) % MANIFEST_ALIGN == 0, "sections start aligned");
 _Static_assert(sizeof(struct manifest_hparams) == 96, "part of the format");
@@ -266,11 +267,8 @@ bool manifest_is_eog(const struct manifest *m, uint32_t token)
 
 uint32_t manifest_hash_bytes(const void *data, uint32_t n_bytes)
 {
-	const uint8_t *p = data;
-	uint64_t hash = 0xcbf29ce484222325ull;
+	uint64_t hash = fnv_hash(data, n_bytes);
 
-	for (uint32_t i = 0; i < n_bytes; i++)
-		hash = (hash ^ p[i]) * 0x100000001b3ull;
 	return (uint32_t)(hash >> 32) ^ (uint32_t)hash;
 }
 

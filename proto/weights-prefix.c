@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "proto/util/err.h"
+#include "proto/util/fnv.h"
 #include "proto/weights-link.h"
 
 enum {
@@ -20,12 +21,7 @@ enum {
 
 uint64_t weights_prefix_hash(const uint32_t *tokens, uint32_t n_tokens)
 {
-	uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-	for (uint32_t i = 0; i < n_tokens; i++)
-		for (unsigned shift = 0; shift < 32; shift += 8)
-			hash = (hash ^ (tokens[i] >> shift & 0xff)) * UINT64_C(0x100000001b3);
-	return hash;
+	return fnv_hash(tokens, (uint64_t)n_tokens * sizeof(*tokens));
 }
 
 static int weights_prefix_write_all(int fd, const void *data, size_t n_bytes)

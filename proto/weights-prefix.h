@@ -59,7 +59,7 @@ struct weights_prefix_publish {
 	int memory_fd;
 };
 
-/* FNV-1a, 64 bits, of the ids as little-endian bytes. */
+/* fnv_hash of the ids as little-endian bytes: what weightd says of the first of a prefix. */
 uint64_t weights_prefix_hash(const uint32_t *tokens, uint32_t n_tokens);
 
 /* A sealed memfd of them, the caller's. */

@@ -13,6 +13,7 @@
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
+#include "proto/weights-prefix.h"
 #include "vk/device.h"
 #include "weightd/access.h"
 #include "weightd/account.h"
@@ -22,19 +23,6 @@
 #include "weightd/service-internal.h"
 
 enum { PUBLISH_N_FDS = 2, PUBLISH_N_PIECE_TOKENS = 4096 };
-
-static const uint64_t fnv_offset = UINT64_C(0xcbf29ce484222325);
-static const uint64_t fnv_prime = UINT64_C(0x100000001b3);
-
-uint64_t publish_hash(const uint32_t *tokens, uint32_t n_tokens)
-{
-	uint64_t hash = fnv_offset;
-
-	for (uint32_t i = 0; i < n_tokens; i++)
-		for (unsigned shift = 0; shift < 32; shift += 8)
-			hash = (hash ^ (tokens[i] >> shift & 0xff)) * fnv_prime;
-	return hash;
-}
 
 static void publish_on_freed(const struct prefix *x, void *userdata)
 {
@@ -156,7 +144,7 @@ static int publish_read_tokens(int fd, struct err *ret_err, struct prefix *x)
 			return err_set(ret_err, EIO, "Publish: tokens: a read came short");
 		sha256_add(&h, piece, (uint64_t)n * 4);
 		if (at == 0 && x->n_tokens >= PREFIXES_HEAD_TOKENS)
-			x->head_hash = publish_hash(piece, PREFIXES_HEAD_TOKENS);
+			x->head_hash = weights_prefix_hash(piece, PREFIXES_HEAD_TOKENS);
 	}
 	sha256_end(&h, x->digest);
 	return 0;

@@ -70,8 +70,4 @@ uint64_t publish_evict(struct service *s, uint32_t slot, uint64_t n_bytes);
 void publish_close(struct service *s, const struct peer *p, uint64_t holder);
 void publish_exit(struct service *s, uint64_t holder);
 
-/* FNV-1a, 64 bits, of n_tokens ids as little-endian bytes: what a worker compares the beginning of
- * a prompt with. http://www.isthe.com/chongo/tech/comp/fnv/ */
-uint64_t publish_hash(const uint32_t *tokens, uint32_t n_tokens);
-
 #endif

@@ -455,7 +455,7 @@ int state_parse(const void *data, uint64_t n_bytes, const char *boot_id, struct 
 			"expected a state file of this version, found %llu other bytes",
 			(unsigned long long)n_bytes);
 	memcpy(&hash, (const uint8_t *)data + STATE_HASH_MAGIC_BYTES, sizeof(hash));
-	if (hash != state_hash(body, n_bytes - STATE_HASH_HEAD_BYTES))
+	if (hash != fnv_hash(body, n_bytes - STATE_HASH_HEAD_BYTES))
 		return err_set(ret_err, EBADMSG, "it is damaged: its hash does not fit");
 	m = wdstate__state__unpack(NULL, n_bytes - STATE_HASH_HEAD_BYTES, body);
 	if (!m)
