@@ -257,7 +257,7 @@ static void test_descriptors(void **state)
 	close(pair[0]);
 	close(pair[1]);
 	close(p.tokens_fd);
-	assert_int_equal(count_open(&s, ""), n_open); /* none is kept */
+	expect_open(&s, "", n_open); /* none is kept */
 	/* Too few. */
 	Wd__Request request = WD__REQUEST__INIT;
 	Wd__Publish m = WD__PUBLISH__INIT;
@@ -314,7 +314,7 @@ static void test_same_is_one(void **state)
 	check(publish_with(&b, &p, 0, &e, &again, &existed), &e, "again");
 	assert_true(existed);
 	assert_int_equal(again, id);
-	assert_int_equal(count_open(&s, ""), n_open);
+	expect_open(&s, "", n_open);
 	assert_int_equal(get_account(a.c).weights_bytes, n_weights + MEMORY_BYTES);
 	assert_int_equal(list(a.c, "atlas", &row), 1);
 	assert_string_equal(row.name, "rules");

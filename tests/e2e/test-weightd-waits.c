@@ -92,9 +92,7 @@ static void lose_while_waiting(uint32_t types, uint8_t change_uuid)
 		close(waiting[i]);
 	}
 	/* Nothing of it stays, once the loader has seen to it. */
-	for (int i = 0; i < 2000 && count_open(&s, "memfd:") > 0; i++)
-		usleep(5000);
-	assert_int_equal(count_open(&s, "memfd:"), 0);
+	expect_open(&s, "memfd:", 0);
 	weights_client_free(c);
 	stop_large(&s, fd);
 }
@@ -124,9 +122,7 @@ static double wait_gone(const struct site *s)
 {
 	double start = get_seconds();
 
-	for (int i = 0; i < 10000 && count_open(s, "memfd:") > 0; i++)
-		usleep(1000);
-	assert_int_equal(count_open(s, "memfd:"), 0);
+	expect_open(s, "memfd:", 0);
 	return get_seconds() - start;
 }
 

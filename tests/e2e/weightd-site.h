@@ -196,6 +196,14 @@ static inline unsigned count_open(const struct site *s, const char *name)
 	return n;
 }
 
+/* At most n such, at last: a descriptor may be closed after the answer. */
+static inline void expect_open(const struct site *s, const char *name, unsigned n)
+{
+	for (int i = 0; i < 10000 && count_open(s, name) > n; i++)
+		usleep(1000);
+	assert_in_range(count_open(s, name), 0, n);
+}
+
 /* ---- clients ---- */
 
 static inline void check(int rc, const struct err *e, const char *what)
