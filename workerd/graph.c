@@ -88,9 +88,29 @@ static void use_routing(struct graph *g, const struct graph_routing *r, bool is_
 	use(g, r->groups, is_written);
 }
 
+/* One for all matmuls: each is done with it before the next begins. */
+static int use_staging(struct graph *g, const struct graph_op *op, struct err *ret_err)
+{
+	uint32_t width = ((uint32_t)op->matmul.w[0].ne[0] + 1) / 2;
+
+	if (!g->has_staging) {
+		int r = graph_add_value(g, width, false, ret_err, &g->staging);
+		if (r)
+			return r;
+		graph_name_value(g, g->staging, "staging");
+		g->has_staging = true;
+	}
+	if (g->values[g->staging].width < width)
+		g->values[g->staging].width = width;
+	use(g, g->staging, true);
+	return 0;
+}
+
 int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err)
 {
 	int r = grow((void **)&g->ops, g->n_ops, &g->n_ops_room, sizeof(g->ops[0]), ret_err);
+	if (!r && op->kind == GRAPH_MATMUL && g->wants_staging)
+		r = use_staging(g, op, ret_err);
 	if (r)
 		return r;
 	switch (op->kind) {

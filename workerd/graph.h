@@ -109,6 +109,14 @@ struct graph {
 	uint32_t n_expert; /* 0: the model has none */
 	uint32_t n_expert_used;
 
+	/*
+	 * Set before the first op: matmuls may have kernels that put x into a form of their own
+	 * first, and get a place for it, [m][most k of one] f16. It is theirs until the next op.
+	 */
+	bool wants_staging;
+	bool has_staging;
+	uint32_t staging;
+
 	uint32_t n_values;
 	uint32_t n_values_room;
 	struct graph_value *values;

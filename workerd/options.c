@@ -46,7 +46,10 @@ const char options_usage[] =
 	"  --share-prefixes    what one client has had computed may be used for every other\n"
 	"                      (default: for those of the same user)\n"
 	"  --fail-on-spill     end, now or later, when memory does not fit where it belongs\n"
-	"  --deterministic     the same tokens whatever else is served (as now in any case)\n"
+	"  --kernels WHICH     fast, exact (an answer has the same bits whatever else is served) "
+	"or\n"
+	"                      auto: fast, in software exact (default: auto)\n"
+	"  --deterministic     --kernels exact\n"
 	"  --log-level LEVEL   error, warn, info or debug (default: info)\n"
 	"  --help, --version\n"
 	"\n"
@@ -73,6 +76,7 @@ enum option_id {
 	OPTION_SESSIONS_DIR,
 	OPTION_SHARE_PREFIXES,
 	OPTION_FAIL_ON_SPILL,
+	OPTION_KERNELS,
 	OPTION_DETERMINISTIC,
 	OPTION_LOG_LEVEL,
 	OPTION_HELP,
@@ -100,6 +104,7 @@ static const struct option option_table[] = {
 	{"sessions-dir", required_argument, NULL, OPTION_SESSIONS_DIR},
 	{"share-prefixes", no_argument, NULL, OPTION_SHARE_PREFIXES},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
+	{"kernels", required_argument, NULL, OPTION_KERNELS},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
 	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
 	{"help", no_argument, NULL, OPTION_HELP},
@@ -160,6 +165,23 @@ static int options_parse_expert_cache(const char *text, struct err *ret_err, str
 	return 0;
 }
 
+static int options_parse_kernels(
+	const char *text, struct err *ret_err, enum plan_kernels *ret_kernels)
+{
+	static const char *const names[] = {[PLAN_KERNELS_AUTO] = "auto",
+		[PLAN_KERNELS_EXACT] = "exact",
+		[PLAN_KERNELS_FAST] = "fast"};
+
+	for (uint32_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (strcmp(text, names[i]))
+			continue;
+		*ret_kernels = (enum plan_kernels)i;
+		return 0;
+	}
+	return err_set(
+		ret_err, EINVAL, "--kernels: expected auto, exact or fast, found \"%s\"", text);
+}
+
 static int options_parse_one(int id, const char *text, struct err *ret_err, struct options *o)
 {
 	switch (id) {
@@ -201,7 +223,8 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_SESSIONS_DIR: o->sessions_dir = text; return 0;
 	case OPTION_SHARE_PREFIXES: o->shares_prefixes = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
-	case OPTION_DETERMINISTIC: o->is_deterministic = true; return 0;
+	case OPTION_KERNELS: return options_parse_kernels(text, ret_err, &o->kernels);
+	case OPTION_DETERMINISTIC: o->kernels = PLAN_KERNELS_EXACT; return 0;
 	case OPTION_LOG_LEVEL:
 		if (log_parse_level(text, &o->log_level))
 			return err_set(ret_err, EINVAL,

@@ -11,6 +11,7 @@
 #include "proto/util/cleanup.h"
 #include "proto/util/log.h"
 #include "workerd/kv-layout.h"
+#include "workerd/plan.h"
 
 struct err;
 
@@ -51,7 +52,7 @@ struct options {
 	uint64_t session_ttl_ns;    /* idle; 0: until they are closed */
 	const char *sessions_dir;   /* NULL: none are saved */
 	bool fail_on_spill;
-	bool is_deterministic;
+	enum plan_kernels kernels;
 	enum log_level log_level;
 };
 

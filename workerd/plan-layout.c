@@ -90,6 +90,7 @@ int plan_layout_measure(const struct weights *w, const struct plan_params *param
 	uint64_t n_value_bytes = 0;
 	int r = arch_find(w, ret_err, &arch);
 
+	g.wants_staging = params->kernels != PLAN_KERNELS_EXACT;
 	if (!r)
 		r = arch->build(w, &g, ret_err);
 	if (!r)

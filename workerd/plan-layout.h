@@ -50,7 +50,8 @@ struct plan_layout_bytes {
 
 /*
  * What plan_new would allocate with these parameters, but for some kilobytes; slots are counted as
- * for the largest layer. The errors of plan_new without a device.
+ * for the largest layer, and kernels of AUTO as the fast ones. The errors of plan_new without a
+ * device.
  */
 int must_check plan_layout_measure(const struct weights *w, const struct plan_params *params,
 	struct err *ret_err, struct plan_layout_bytes *ret_bytes);

@@ -90,6 +90,11 @@ static int get_command(struct plan *p, struct vk_command **commands, uint32_t bu
 	return 0;
 }
 
+enum plan_kernels plan_choose_kernels(const struct vk_device *d)
+{
+	return vk_device_get_info(d)->is_software ? PLAN_KERNELS_EXACT : PLAN_KERNELS_FAST;
+}
+
 static int check_model(const struct weights *w, const struct kv *kv,
 	const struct plan_params *params, struct err *ret_err)
 {
@@ -196,6 +201,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.table = kv_get_table_address(p->kv),
 		.n_slot_pages = kv_get_slot_pages(p->kv),
 		.kv_type = kv_get_params(p->kv)->type,
+		.is_exact = p->params.kernels == PLAN_KERNELS_EXACT,
 	};
 	if (n_constant_bytes == 0)
 		return 0;
@@ -369,6 +375,7 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 	int r = check_model(w, p->kv, &p->params, ret_err);
 	if (!r)
 		r = arch_find(w, ret_err, &arch);
+	p->graph.wants_staging = p->params.kernels != PLAN_KERNELS_EXACT;
 	if (!r)
 		r = arch->build(w, &p->graph, ret_err);
 	if (!r)
@@ -406,6 +413,8 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	p->weights = w;
 	p->kv = kv;
 	p->params = *params;
+	if (p->params.kernels == PLAN_KERNELS_AUTO)
+		p->params.kernels = plan_choose_kernels(d);
 	p->n_vocab = w->manifest->hparams->n_vocab;
 	int r = build(p, w, ret_err);
 	if (r) {

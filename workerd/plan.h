@@ -22,6 +22,14 @@ struct vk_device;
 struct vk_slice;
 struct weights;
 
+/* Which kernels a plan has. */
+enum plan_kernels {
+	PLAN_KERNELS_AUTO, /* see plan_choose_kernels */
+	/* A row's bits depend on its own session alone, not on the rows beside it. */
+	PLAN_KERNELS_EXACT,
+	PLAN_KERNELS_FAST,
+};
+
 struct plan_params {
 	uint32_t n_rows;       /* most rows a step */
 	uint32_t n_logit_rows; /* most rows with logits a step */
@@ -31,7 +39,8 @@ struct plan_params {
 	 */
 	uint32_t stream_rows;
 	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
-	bool may_spill;                /* scratch, into host memory; else plan_new is -ENOMEM */
+	enum plan_kernels kernels;
+	bool may_spill; /* scratch, into host memory; else plan_new is -ENOMEM */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };
@@ -61,6 +70,12 @@ struct plan_row {
 	uint32_t position; /* in its session; its KV entry is written, and all up to it are read */
 	uint32_t slot;     /* of kv */
 };
+
+/*
+ * What AUTO comes to: the fast ones; in software the exact ones, which cost it little and whose
+ * rows have the same bits beside whatever other rows.
+ */
+enum plan_kernels plan_choose_kernels(const struct vk_device *d);
 
 /* w and kv are borrowed for the plan's life. -ENOTSUP: no such architecture; -ENOMEM. */
 int must_check plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,

@@ -54,11 +54,16 @@ static int record_matmul(const struct recorder *r, const struct graph_op *op)
 		.r = value_address(r, op->matmul.r),
 		.m = op->is_head ? r->a->n_want : r->a->n_rows,
 		.want = op->is_head ? r->a->want : 0,
+		.is_exact = r->a->is_exact,
 		.finish = op->matmul.finish,
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
 
+	if (r->g->has_staging) {
+		params.staging = value_address(r, r->g->staging);
+		params.n_staging_bytes = 4ull * r->g->values[r->g->staging].width * r->n_rows;
+	}
 	for (uint32_t i = 0; i < op->matmul.n_parts; i++)
 		params.w[i] = op->matmul.w[i];
 	return op_matmul_record(r->pool, r->c, &params, r->err);

@@ -27,6 +27,7 @@ struct record_addresses {
 	uint64_t table;   /* [n_slots][n_slot_pages] u64 */
 	uint32_t n_slot_pages;
 	enum kv_layout_type kv_type;
+	bool is_exact;          /* see plan_params */
 	uint64_t expert_tables; /* [n_table_entries] u64, see graph_fill_tables; of this graph */
 	const struct op_cache_layer *expert_caches; /* by graph_routing.cache; NULL: none is used */
 	uint64_t embed_rows;                        /* as rows, for the embedding alone; 0: rows */

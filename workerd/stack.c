@@ -87,6 +87,8 @@ static struct plan_params stack_get_plan_params(const struct stack_params *param
 	struct plan_params p = {.n_rows = n_rows,
 		.n_logit_rows = o->n_sessions,
 		.stream_rows = o->stream_rows,
+		.kernels = o->kernels == PLAN_KERNELS_AUTO ? plan_choose_kernels(params->device)
+							   : o->kernels,
 		/* Anything but host memory first: there a step is slower than many small ones. */
 		.may_spill = n_rows <= stack_get_least_rows(params)};
 

@@ -81,6 +81,22 @@ static void test_expert_cache(void **state)
 	assert_non_null(strstr(options_usage, "--expert-cache"));
 }
 
+static void test_kernels(void **state)
+{
+	struct options o = {0};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	assert_int_equal(parse("--kernels", "fastest", &e, &o), -EINVAL);
+	assert_non_null(
+		strstr(e.text, "--kernels: expected auto, exact or fast, found \"fastest\""));
+	assert_int_equal(o.kernels, PLAN_KERNELS_AUTO);
+	assert_int_equal(parse("--kernels", "fast", &e, &o), 0);
+	assert_int_equal(o.kernels, PLAN_KERNELS_FAST);
+	assert_int_equal(parse("--deterministic", NULL, &e, &o), 0);
+	assert_int_equal(o.kernels, PLAN_KERNELS_EXACT);
+}
+
 static void test_kv_type(void **state)
 {
 	struct options o = {0};
@@ -118,6 +134,7 @@ int main(void)
 		CASE(test_defaults),
 		CASE(test_switches),
 		CASE(test_expert_cache),
+		CASE(test_kernels),
 		CASE(test_kv_type),
 		CASE(test_kv_tokens),
 	};

@@ -82,7 +82,8 @@ static void make_plan(uint64_t n_cache_bytes, uint32_t stream_rows,
 	struct plan_params params = {.n_rows = 1,
 		.n_logit_rows = 1,
 		.stream_rows = stream_rows,
-		.n_expert_cache_bytes = n_cache_bytes};
+		.n_expert_cache_bytes = n_cache_bytes,
+		.kernels = PLAN_KERNELS_EXACT};
 	struct plan_counters counters;
 	struct kv *kv = NULL;
 	struct plan *plan = NULL;
@@ -112,7 +113,8 @@ static float *run(uint64_t n_cache_bytes, struct plan_counters *ret_counters)
 	struct plan_params params = {.n_rows = N_ROWS,
 		.n_logit_rows = 1,
 		.stream_rows = PLAN_NEVER_STREAM,
-		.n_expert_cache_bytes = n_cache_bytes};
+		.n_expert_cache_bytes = n_cache_bytes,
+		.kernels = PLAN_KERNELS_EXACT};
 	struct plan_row rows[N_ROWS];
 	struct kv *kv = NULL;
 	struct plan *plan = NULL;

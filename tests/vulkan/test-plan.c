@@ -46,7 +46,8 @@ static int init(void **state)
 		.n_slots = N_SLOTS,
 		.n_ctx = N_CTX,
 		.n_tokens = N_CTX * N_SLOTS};
-	struct plan_params params = {.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS};
+	struct plan_params params = {
+		.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS, .kernels = PLAN_KERNELS_EXACT};
 	on_device_check(kv_new(device, &kv_params, &e, &kv), &e, "kv");
 	on_device_check(plan_new(device, model.weights, kv, &params, &e, &plan), &e, "plan");
 	n_vocab = plan_get_n_vocab(plan);
@@ -133,7 +134,8 @@ static float *run_in_chunks(uint32_t chunk)
 static void test_measured_beforehand(void **state)
 {
 	enum { ROUNDING_BYTES = 1 << 20 }; /* stack.c's slack */
-	struct plan_params params = {.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS};
+	struct plan_params params = {
+		.n_rows = N_ROWS, .n_logit_rows = N_LOGIT_ROWS, .kernels = PLAN_KERNELS_EXACT};
 	struct vk_memory_counter c[VK_MEMORY_N_ROLES];
 	struct plan_layout_bytes bytes = {0};
 	uint64_t n_page_bytes = 0, n_io_bytes = 0;

@@ -57,8 +57,10 @@ static float *compute(
 		.n_slots = N_SLOTS,
 		.n_ctx = N_CTX,
 		.n_tokens = N_CTX * N_SLOTS};
-	struct plan_params params = {
-		.n_rows = N_ROWS, .n_logit_rows = 2, .stream_rows = stream_rows};
+	struct plan_params params = {.n_rows = N_ROWS,
+		.n_logit_rows = 2,
+		.stream_rows = stream_rows,
+		.kernels = PLAN_KERNELS_EXACT};
 	float *found = calloc(1 + N_DECODED, sizeof(float) * hp->n_vocab);
 	struct plan_row rows[N_ROWS];
 	const float *logits = NULL;
@@ -419,7 +421,8 @@ static void open_plan(struct kv **ret_kv, struct plan **ret_plan)
 		.n_slots = 1,
 		.n_ctx = N_CTX,
 		.n_tokens = N_CTX};
-	struct plan_params params = {.n_rows = 4, .n_logit_rows = 1, .stream_rows = 4};
+	struct plan_params params = {
+		.n_rows = 4, .n_logit_rows = 1, .stream_rows = 4, .kernels = PLAN_KERNELS_EXACT};
 	struct err e = ERR_NULL;
 	uint32_t slot = 0;
 

@@ -57,7 +57,8 @@ static float compare(struct vk_device *d, const struct model_on_device *m, enum 
 		.n_slots = 1,
 		.n_ctx = N_TOKENS,
 		.n_tokens = N_TOKENS};
-	const struct plan_params plan_params = {.n_rows = N_ROWS, .n_logit_rows = N_ROWS};
+	const struct plan_params plan_params = {
+		.n_rows = N_ROWS, .n_logit_rows = N_ROWS, .kernels = PLAN_KERNELS_EXACT};
 	struct ref_model *scalar = ref_model_new(m->weights->manifest, m->image);
 	struct plan_row rows[N_ROWS];
 	uint32_t want[N_ROWS], slot = 0;

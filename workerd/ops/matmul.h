@@ -33,6 +33,10 @@ struct op_matmul_params {
 	uint64_t r;    /* with ADD: of [m][sum of n] f32; may be y */
 	uint64_t m;    /* of u32: rows of the step */
 	uint64_t want; /* of [m] u32: row i is x[want[i]]; 0: x[i] */
+	/* For kernels that read x in another form, theirs until the next op; 0: there is none. */
+	uint64_t staging;
+	uint64_t n_staging_bytes;
+	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
 	enum op_matmul_finish finish;
 	float eps;       /* of the norm */
 	uint32_t n_rows; /* the most that m can be */
