@@ -184,6 +184,25 @@ struct abi_mix {
 	ABI_U32 n_used;
 };
 
+/* The best of a row of logits, found in parts first. */
+#define ABI_BEST_N 64
+#define ABI_BEST_PARTS 32
+#define ABI_BEST_NONE 0xffffffffu
+
+struct abi_best {
+	ABI_F32 logit;
+	ABI_U32 index; /* or ABI_BEST_NONE: there are fewer */
+};
+
+struct abi_best_push {
+	ABI_ADDRESS logits; /* [m][n] f32 */
+	ABI_ADDRESS parts;  /* [m][ABI_BEST_PARTS][ABI_BEST_N] struct abi_best */
+	ABI_ADDRESS y;      /* [m][ABI_BEST_N] struct abi_best */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n;
+	ABI_U32 pad;
+};
+
 struct abi_memory {
 	ABI_ADDRESS src; /* [n] units of 16 bytes */
 	ABI_ADDRESS dst; /* the same, or one word */

@@ -5,7 +5,7 @@
 /*
  * What every kernel includes: device addresses as typed references, and the place of an invocation.
  *
- * No kernel but attention has a barrier or shared memory: each subgroup works alone, and a
+ * No kernel but attention and best has a barrier or shared memory: each subgroup works alone, and a
  * workgroup is a bundle of them. Sums run in an order that is a function of the row alone; a
  * multiplication that is summed is an explicit fma, and what else has both is `precise`: a compiler
  * that contracts one tile's arithmetic otherwise than another's would give a row other bits beside
