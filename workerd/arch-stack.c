@@ -127,7 +127,10 @@ static int add_head(struct arch_stack *s, const struct weights_tensor *embed)
 	if (r || (r = find_gain(s, "output_norm.weight", hp->n_embd, &head.matmul.gain)) ||
 		(r = graph_add_value(s->g, hp->n_vocab, true, s->err, &head.matmul.y)))
 		return r;
-	return graph_add_op(s->g, &head, s->err);
+	struct graph_op best = {
+		.kind = GRAPH_BEST, .is_head = true, .best = {.logits = head.matmul.y}};
+	r = graph_add_op(s->g, &head, s->err);
+	return r ? r : graph_add_op(s->g, &best, s->err);
 }
 
 int arch_stack_build(

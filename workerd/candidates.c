@@ -47,25 +47,48 @@ static void rise(struct candidate *heap, uint64_t at, struct candidate c)
 	heap[at] = c;
 }
 
+/* One more of at most n, from the lowest id to the highest: of equals the earlier one stays. */
+static void keep(struct candidates *c, uint32_t n, struct candidate one)
+{
+	/* Most logits lose against the worst that was kept, and end here. */
+	if (c->n == n && !(one.key > c->list[0].key))
+		return;
+	if (!isfinite(one.logit))
+		return;
+	if (c->n < n)
+		rise(c->list, c->n++, one);
+	else
+		sink(c->list, n, one);
+}
+
+/* Best first: what is drawn does not depend on what else was looked at. */
+static void sort(struct candidates *c)
+{
+	for (uint32_t n = c->n; n > 1; n--) {
+		struct candidate worst = c->list[0];
+
+		sink(c->list, n - 1, c->list[n - 1]);
+		c->list[n - 1] = worst;
+	}
+}
+
 void candidates_take_best(struct candidates *c, const float *logits, uint32_t n)
 {
-	struct candidate *heap = c->list;
-	uint32_t n_heap = 0;
+	c->n = 0;
+	for (uint32_t i = 0; i < c->n_vocab; i++)
+		keep(c, n, (struct candidate){.logit = logits[i], .key = logits[i], .id = i});
+	sort(c);
+}
 
-	for (uint32_t i = 0; i < c->n_vocab; i++) {
-		struct candidate one = {.logit = logits[i], .key = logits[i], .id = i};
-
-		/* Most logits lose against the worst that was kept, and end here. */
-		if (n_heap == n && !(one.key > heap[0].key))
-			continue;
-		if (!isfinite(one.logit))
-			continue;
-		if (n_heap < n)
-			rise(heap, n_heap++, one);
-		else
-			sink(heap, n, one);
-	}
-	c->n = n_heap;
+void candidates_take_best_of(
+	struct candidates *c, const float *logits, const uint32_t *ids, uint32_t n_ids, uint32_t n)
+{
+	c->n = 0;
+	for (uint32_t i = 0; i < n_ids; i++)
+		keep(c, n,
+			(struct candidate){
+				.logit = logits[ids[i]], .key = logits[ids[i]], .id = ids[i]});
+	sort(c);
 }
 
 void candidates_take_all(struct candidates *c, const float *logits)

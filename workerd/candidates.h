@@ -29,8 +29,13 @@ struct candidates {
 int must_check candidates_init(struct candidates *c, uint32_t n_vocab);
 void candidates_fini(struct candidates *c);
 
-/* Begin anew with the n best (top-k), or all; finite logits alone. logits: [n_vocab] f32 */
+/*
+ * Begin anew with the n best (top-k), in that order, or all, in the order of ids; finite logits
+ * alone. logits: [n_vocab] f32; ids: [n_ids], ascending, the only ones to be looked at
+ */
 void candidates_take_best(struct candidates *c, const float *logits, uint32_t n);
+void candidates_take_best_of(
+	struct candidates *c, const float *logits, const uint32_t *ids, uint32_t n_ids, uint32_t n);
 void candidates_take_all(struct candidates *c, const float *logits);
 
 /*

@@ -89,7 +89,18 @@ static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_
 {
 	const struct engine *e = userdata;
 
-	return plan_step(e->stack->plan, rows, n_rows, want, n_want, ret_err, ret_logits);
+	*ret_logits = NULL;
+	return plan_step(e->stack->plan, rows, n_rows, want, n_want, ret_err, NULL);
+}
+
+static const struct abi_best *engine_get_best(void *userdata)
+{
+	return plan_get_best(((const struct engine *)userdata)->stack->plan);
+}
+
+static int engine_get_logits(void *userdata, struct err *ret_err, const float **ret_logits)
+{
+	return plan_get_logits(((const struct engine *)userdata)->stack->plan, ret_err, ret_logits);
 }
 
 /* A control token is structure, not text: a client sees none of it. */
@@ -471,6 +482,8 @@ static int engine_start(struct engine *e, struct err *ret_err)
 		.reserve = engine_kv_reserve,
 		.truncate = engine_kv_truncate,
 		.step = engine_plan_step,
+		.get_best = engine_get_best,
+		.get_logits = engine_get_logits,
 		.get_text = engine_get_text,
 		.token = engine_send_token,
 		.finished = engine_send_finished,

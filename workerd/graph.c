@@ -132,6 +132,7 @@ int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err
 		use(g, op->experts.y, true);
 		use(g, op->experts.z, true);
 		break;
+	case GRAPH_BEST: use(g, op->best.logits, false); break;
 	}
 	g->ops[g->n_ops++] = *op;
 	return 0;
@@ -160,7 +161,8 @@ uint32_t graph_op_get_tensors(
 		add_tensor(&op->rope_kv.k_gain, ret_tensors, &n);
 		break;
 	case GRAPH_ATTENTION:
-	case GRAPH_ROUTE: break;
+	case GRAPH_ROUTE:
+	case GRAPH_BEST: break;
 	case GRAPH_EXPERTS:
 		for (uint32_t i = 0; i < op->experts.n_parts; i++)
 			add_tensor(&op->experts.w[i], ret_tensors, &n);

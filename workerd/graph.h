@@ -26,7 +26,7 @@ enum {
 struct graph_value {
 	uint32_t width;   /* words of 4 bytes a row */
 	uint32_t n_extra; /* and however many rows */
-	bool is_logits;   /* in io memory, read by the host; the others are scratch */
+	bool is_logits;   /* of the rows that want them, behind the others in scratch */
 	bool is_used;
 	uint32_t first_op; /* that writes it */
 	uint32_t last_op;  /* that reads or writes it */
@@ -41,6 +41,7 @@ enum graph_op_kind {
 	GRAPH_ATTENTION,
 	GRAPH_ROUTE,
 	GRAPH_EXPERTS,
+	GRAPH_BEST,
 };
 
 /* What a layer's rows choose of its experts, see shaders/abi.h. */
@@ -95,6 +96,9 @@ struct graph_op {
 			enum op_experts_finish finish;
 			bool is_far; /* see graph_mark_far */
 		} experts;
+		struct {
+			uint32_t logits;
+		} best; /* the host gets the best of each row */
 	};
 };
 

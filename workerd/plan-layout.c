@@ -11,6 +11,7 @@
 #include "vk/slice.h"
 #include "workerd/arch.h"
 #include "workerd/graph.h"
+#include "workerd/ops/best.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
@@ -28,8 +29,22 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
 	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
 	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->constants) &&
-	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
+	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->best) &&
+	       bytes_align(ret->best + sizeof(struct abi_best) * ABI_BEST_N * params->n_logit_rows,
+		       256, &ret->logits) &&
 	       !__builtin_add_overflow(ret->logits, n_logit_bytes, &ret->n_bytes);
+}
+
+bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
+	uint64_t n_value_bytes, uint64_t n_constant_bytes, struct plan_layout_scratch *ret)
+{
+	uint64_t n_logit_bytes = 4ull * n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
+
+	return bytes_align(n_value_bytes, 256, &ret->constants) &&
+	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
+	       bytes_align(ret->logits + n_logit_bytes, 256, &ret->parts) &&
+	       !__builtin_add_overflow(
+		       ret->parts, OP_BEST_PARTS_BYTES * params->n_logit_rows, &ret->n_bytes);
 }
 
 /* The tensors of a layer that are not on the device are copied together, those of none apart. */
@@ -55,10 +70,10 @@ static uint64_t plan_layout_count_slots(const struct weights *w)
 	return n_most * N_SLOTS;
 }
 
-int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows, uint64_t constants_at,
-	struct vk_memory *scratch, struct err *ret_err)
+int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
+	const struct plan_layout_scratch *layout, struct vk_memory *scratch, struct err *ret_err)
 {
-	struct vk_slice_name names[MAX_SITES + 2] = {0};
+	struct vk_slice_name names[MAX_SITES + 4] = {0};
 	struct graph_site sites[MAX_SITES];
 	const uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
 	const uint64_t n_table_bytes = g->n_table_entries * sizeof(uint64_t);
@@ -72,11 +87,17 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows, uint64_t co
 	}
 	if (n_turn_bytes)
 		names[n++] = (struct vk_slice_name){
-			.name = "rope turns", .offset = constants_at, .n_bytes = n_turn_bytes};
+			.name = "rope turns", .offset = layout->constants, .n_bytes = n_turn_bytes};
 	if (n_table_bytes)
 		names[n++] = (struct vk_slice_name){.name = "expert tables",
-			.offset = constants_at + n_turn_bytes,
+			.offset = layout->constants + n_turn_bytes,
 			.n_bytes = n_table_bytes};
+	names[n++] = (struct vk_slice_name){.name = "logits",
+		.offset = layout->logits,
+		.n_bytes = layout->parts - layout->logits};
+	names[n++] = (struct vk_slice_name){.name = "best logits",
+		.offset = layout->parts,
+		.n_bytes = layout->n_bytes - layout->parts};
 	return vk_slice_set_names(scratch, names, n, ret_err);
 }
 
@@ -86,6 +107,7 @@ int plan_layout_measure(const struct weights *w, const struct plan_params *param
 	_cleanup_(graph_fini)
 	struct graph g = {0};
 	const struct arch *arch = NULL;
+	struct plan_layout_scratch scratch = {0};
 	struct plan_layout io = {0};
 	uint64_t n_value_bytes = 0;
 	int r = arch_find(w, ret_err, &arch);
@@ -99,14 +121,15 @@ int plan_layout_measure(const struct weights *w, const struct plan_params *param
 		return r;
 	uint64_t n_constant_bytes =
 		g.n_rot / 2 * sizeof(uint64_t) + g.n_table_entries * sizeof(uint64_t);
-	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, n_constant_bytes, &io))
+	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, n_constant_bytes, &io) ||
+		!plan_layout_get_scratch(params, w->manifest->hparams->n_vocab, n_value_bytes,
+			n_constant_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
 	uint64_t n_slot_bytes = plan_layout_count_slots(w);
 	if (n_slot_bytes) /* their experts have tables of their own */
 		n_slot_bytes += g.n_table_entries * sizeof(uint64_t);
 	*ret_bytes = (struct plan_layout_bytes){
-		.n_scratch_bytes = n_value_bytes + n_constant_bytes + n_slot_bytes +
-				   params->n_expert_cache_bytes,
+		.n_scratch_bytes = scratch.n_bytes + n_slot_bytes + params->n_expert_cache_bytes,
 		.n_io_bytes = io.n_bytes,
 	};
 	return 0;

@@ -28,7 +28,17 @@ struct plan_layout {
 	uint64_t rows;
 	uint64_t want;
 	uint64_t constants;
+	uint64_t best;   /* of each row of the last step */
+	uint64_t logits; /* of those rows, when somebody asks for them */
+	uint64_t n_bytes;
+};
+
+/* Of the rows that want logits: offsets into scratch behind the values, whose bytes are n_values.
+ */
+struct plan_layout_scratch {
+	uint64_t constants;
 	uint64_t logits;
+	uint64_t parts; /* see workerd/ops/best.h */
 	uint64_t n_bytes;
 };
 
@@ -36,12 +46,16 @@ struct plan_layout {
 bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
 	struct plan_layout *ret_layout);
 
+/* False on overflow. */
+bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
+	uint64_t n_value_bytes, uint64_t n_constant_bytes, struct plan_layout_scratch *ret_layout);
+
 /*
- * Names what lies in a plan's scratch: the values, placed for n_rows rows, and from constants_at on
- * the constants. Engine thread.
+ * Names what lies in a plan's scratch: the values, placed for n_rows rows, and what is behind them.
+ * Engine thread.
  */
 int must_check plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
-	uint64_t constants_at, struct vk_memory *scratch, struct err *ret_err);
+	const struct plan_layout_scratch *layout, struct vk_memory *scratch, struct err *ret_err);
 
 struct plan_layout_bytes {
 	uint64_t n_scratch_bytes; /* values, constants, slots of weights that are copied ahead */

@@ -50,7 +50,13 @@ struct plan {
 	struct plan_io *step; /* mapped */
 	struct abi_row *rows; /* mapped, [n_rows] */
 	uint32_t *want;       /* mapped, [n_logit_rows] */
-	const float *logits;  /* mapped, [n_logit_rows][n_vocab] */
+	const struct abi_best *best; /* mapped, [n_logit_rows][ABI_BEST_N] */
+	const float *logits;         /* mapped, [n_logit_rows][n_vocab] */
+	uint64_t logits_at;          /* in io memory */
+	uint64_t scratch_logits_at;  /* in scratch */
+	uint32_t n_want;             /* rows of the last step with logits */
+	bool has_logits;             /* theirs are in io memory */
+	struct vk_command *copy;     /* of logits */
 	struct record_addresses addresses;
 	struct vk_command *body[PLAN_MAX_BUCKETS];
 	struct vk_command *head[PLAN_MAX_BUCKETS];
@@ -128,24 +134,27 @@ static int make_memory(struct plan *p, enum vk_memory_role role, uint64_t n_byte
 	return vk_memory_new(p->d, &params, ret_err, ret_memory);
 }
 
-/* Puts the constants from io memory, where they were written, into device memory. */
-static int upload_constants(
+/* Between io memory and scratch; done when it returns. */
+static int copy_slice(
 	struct plan *p, const struct vk_slice *dst, const struct vk_slice *src, struct err *ret_err)
 {
-	struct vk_command *c = NULL;
 	uint64_t ticket = 0;
+	int r = p->copy ? 0 : vk_command_new(p->d, 0, ret_err, &p->copy);
 
-	int r = vk_command_new(p->d, 0, ret_err, &c);
 	if (r)
 		return r;
-	vk_command_begin(c);
-	vk_command_copy(c, dst, src);
-	r = vk_command_end(c, ret_err);
+	vk_command_begin(p->copy);
+	vk_command_copy(p->copy, dst, src);
+	vk_command_host_barrier(p->copy);
+	r = vk_command_end(p->copy, ret_err);
 	if (!r)
-		r = vk_submit(p->d, &c, 1, ret_err, &ticket);
-	if (!r)
-		r = vk_submit_wait(p->d, ticket, UINT64_MAX);
-	vk_command_free(c);
+		r = vk_submit(p->d, &p->copy, 1, ret_err, &ticket);
+	if (r)
+		return r;
+	r = vk_submit_wait(p->d, ticket, UINT64_MAX);
+	if (r)
+		(void)err_set(ret_err, EIO, "copy: %s",
+			r == VK_DEVICE_LOST ? "the device is lost" : strerror(-r));
 	return r;
 }
 
@@ -166,38 +175,44 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	struct plan_layout io = {0};
 	uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
 	uint64_t n_constant_bytes = n_turn_bytes + g->n_table_entries * sizeof(uint64_t);
-	uint64_t n_value_bytes = 0, constants_at = 0;
+	struct plan_layout_scratch scratch = {0};
+	uint64_t n_value_bytes = 0;
 	void *map = NULL;
 
 	int r = graph_place(g, p->params.n_rows, ret_err, &n_value_bytes);
 	if (r)
 		return r;
 	if (!plan_layout_get(&p->params, p->n_vocab, n_constant_bytes, &io) ||
-		!bytes_align(n_value_bytes, 256, &constants_at))
+		!plan_layout_get_scratch(
+			&p->params, p->n_vocab, n_value_bytes, n_constant_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
-	if ((r = make_memory(p, VK_MEMORY_SCRATCH, constants_at + n_constant_bytes, ret_err,
-		     &p->scratch)) ||
+	if ((r = make_memory(p, VK_MEMORY_SCRATCH, scratch.n_bytes, ret_err, &p->scratch)) ||
 		(r = make_memory(p, VK_MEMORY_IO, io.n_bytes, ret_err, &p->io)) ||
 		(r = vk_memory_map(p->io, ret_err, &map)) ||
-		(r = plan_layout_name_scratch(
-			 g, p->params.n_rows, constants_at, p->scratch, ret_err)))
+		(r = plan_layout_name_scratch(g, p->params.n_rows, &scratch, p->scratch, ret_err)))
 		return r;
 	note_scratch(p, n_value_bytes);
 	uint8_t *base = map;
 	p->step = map;
 	p->rows = (struct abi_row *)(base + io.rows);
 	p->want = (uint32_t *)(base + io.want);
+	p->best = (const struct abi_best *)(base + io.best);
 	p->logits = (const float *)(base + io.logits);
+	p->logits_at = io.logits;
+	p->scratch_logits_at = scratch.logits;
 	uint64_t address = vk_memory_get_address(p->io);
+	uint64_t scratch_address = vk_memory_get_address(p->scratch);
 	p->addresses = (struct record_addresses){
-		.scratch = vk_memory_get_address(p->scratch),
-		.logits = address + io.logits,
+		.scratch = scratch_address,
+		.logits = scratch_address + scratch.logits,
+		.best = address + io.best,
+		.parts = scratch_address + scratch.parts,
 		.n_rows = address + offsetof(struct plan_io, n_rows),
 		.n_want = address + offsetof(struct plan_io, n_want),
 		.rows = address + io.rows,
 		.want = address + io.want,
-		.turns = vk_memory_get_address(p->scratch) + constants_at,
-		.expert_tables = vk_memory_get_address(p->scratch) + constants_at + n_turn_bytes,
+		.turns = scratch_address + scratch.constants,
+		.expert_tables = scratch_address + scratch.constants + n_turn_bytes,
 		.table = kv_get_table_address(p->kv),
 		.n_slot_pages = kv_get_slot_pages(p->kv),
 		.kv_type = kv_get_params(p->kv)->type,
@@ -208,10 +223,10 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	op_rope_kv_fill_turns(g->rope_base, g->n_rot, (uint64_t *)(base + io.constants));
 	graph_fill_tables(g, (uint64_t *)(base + io.constants + n_turn_bytes));
 	struct vk_slice dst = {
-		.memory = p->scratch, .offset = constants_at, .n_bytes = n_constant_bytes};
+		.memory = p->scratch, .offset = scratch.constants, .n_bytes = n_constant_bytes};
 	struct vk_slice src = {
 		.memory = p->io, .offset = io.constants, .n_bytes = n_constant_bytes};
-	return upload_constants(p, &dst, &src, ret_err);
+	return copy_slice(p, &dst, &src, ret_err);
 }
 
 /* A `paged` embedding is read by the rows of each step. */
@@ -433,6 +448,7 @@ struct plan *plan_free(struct plan *p)
 		vk_command_free(p->body[i]);
 		vk_command_free(p->head[i]);
 	}
+	vk_command_free(p->copy);
 	stream_free(p->stream);
 	expert_cache_free(p->experts);
 	gather_free(p->gather);
@@ -540,9 +556,34 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 		r = gather_fill(p->gather, p->rows, n_rows, ret_err);
 	if (!r)
 		r = run_step(p, n_rows, n_want, ret_err);
-	if (!r)
-		*ret_logits = n_want ? p->logits : NULL;
-	return r;
+	p->n_want = r ? 0 : n_want;
+	p->has_logits = false;
+	if (r || !ret_logits)
+		return r;
+	*ret_logits = NULL;
+	return n_want ? plan_get_logits(p, ret_err, ret_logits) : 0;
+}
+
+int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits)
+{
+	const uint64_t n_bytes = sizeof(float) * p->n_vocab * p->n_want;
+	const struct vk_slice dst = {.memory = p->io, .offset = p->logits_at, .n_bytes = n_bytes};
+	const struct vk_slice src = {
+		.memory = p->scratch, .offset = p->scratch_logits_at, .n_bytes = n_bytes};
+
+	if (p->n_want == 0)
+		return err_set(ret_err, EINVAL, "logits: the last step has none");
+	int r = p->has_logits ? 0 : copy_slice(p, &dst, &src, ret_err);
+	if (r)
+		return r;
+	p->has_logits = true;
+	*ret_logits = p->logits;
+	return 0;
+}
+
+const struct abi_best *plan_get_best(const struct plan *p)
+{
+	return p->n_want ? p->best : NULL;
 }
 
 uint32_t plan_get_n_dispatches(const struct plan *p)

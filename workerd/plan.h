@@ -15,6 +15,7 @@
 #include "workerd/expert-cache.h"
 #include "workerd/bench-memory.h"
 
+struct abi_best;
 struct err;
 struct kv;
 struct plan;
@@ -85,11 +86,23 @@ struct plan *plan_free(struct plan *p);
 /*
  * Computes rows[0..n_rows). Rows of one session are consecutive and in order of position, and
  * kv_reserve has been called for them. want[0..n_want) are indices into rows whose logits are
- * wanted, ascending. *ret_logits: [n_want][n_vocab] f32, valid until the next step; NULL when
- * n_want is 0. -EINVAL for a token or position out of range; VK_DEVICE_LOST.
+ * wanted, ascending. *ret_logits: as plan_get_logits, NULL when n_want is 0; ret_logits is NULL
+ * where the best are enough. -EINVAL for a token or position out of range; VK_DEVICE_LOST.
  */
 int must_check plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows,
 	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits);
+
+/*
+ * Of the last step's wanted rows, until the next step: the best of each, [n_want][ABI_BEST_N], best
+ * first (of equal ones the lowest id, finite ones alone); NULL: none was wanted. Costs nothing.
+ */
+const struct abi_best *plan_get_best(const struct plan *p);
+
+/*
+ * And all of them, [n_want][n_vocab] f32, which the device copies to the host at the first call.
+ * The same until the next step. -EINVAL: none was wanted; VK_DEVICE_LOST.
+ */
+int must_check plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits);
 
 uint32_t plan_get_n_dispatches(const struct plan *p); /* of a step of one row with logits */
 uint32_t plan_get_n_vocab(const struct plan *p);

@@ -6,6 +6,7 @@
 #include "vk/command.h"
 #include "workerd/graph.h"
 #include "workerd/ops/attention.h"
+#include "workerd/ops/best.h"
 #include "workerd/ops/cache.h"
 #include "workerd/ops/embed.h"
 #include "workerd/ops/experts.h"
@@ -194,6 +195,20 @@ static int record_experts(const struct recorder *r, const struct graph_op *op)
 	return op_experts_record(r->pool, r->c, &params, r->err);
 }
 
+static int record_best(const struct recorder *r, const struct graph_op *op)
+{
+	const struct op_best_params params = {
+		.logits = value_address(r, op->best.logits),
+		.parts = r->a->parts,
+		.y = r->a->best,
+		.m = r->a->n_want,
+		.n = r->g->values[op->best.logits].width,
+		.n_rows = r->n_rows,
+	};
+
+	return op_best_record(r->pool, r->c, &params, r->err);
+}
+
 static int record_op(const struct recorder *r, const struct graph_op *op)
 {
 	switch (op->kind) {
@@ -203,6 +218,7 @@ static int record_op(const struct recorder *r, const struct graph_op *op)
 	case GRAPH_ATTENTION: return record_attention(r, op);
 	case GRAPH_ROUTE: return record_route(r, op);
 	case GRAPH_EXPERTS: return record_experts(r, op);
+	case GRAPH_BEST: return record_best(r, op);
 	}
 	return -EINVAL;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "shaders/abi.h"
 #include "workerd/candidates.h"
 
 enum { DEFAULT_LAST_N = 64, MAX_PENALTY = 100, MASK_BITS = 32 };
@@ -237,6 +238,21 @@ static int pick_largest(const float *logits, uint32_t n_vocab, uint32_t *ret_tok
 	return 0;
 }
 
+/* Draws one of those that were taken. */
+static uint32_t draw(struct sampler *s)
+{
+	const struct sampler_params *p = &s->params;
+	struct candidates *c = &s->candidates;
+
+	if (p->typical_p > 0 && p->typical_p < 1)
+		candidates_cut_typical(c, p->typical_p);
+	if (p->top_p > 0 && p->top_p < 1)
+		candidates_cut_top_p(c, p->top_p);
+	if (p->min_p > 0)
+		candidates_cut_min_p(c, p->min_p);
+	return candidates_draw(c, p->temperature, draw_unit(s));
+}
+
 int sampler_pick(struct sampler *s, const float *logits, const uint32_t *allowed,
 	const uint32_t *history, uint64_t n_history, uint32_t *ret_token)
 {
@@ -256,12 +272,55 @@ int sampler_pick(struct sampler *s, const float *logits, const uint32_t *allowed
 		candidates_take_best(c, logits, p->top_k < s->n_vocab ? p->top_k : s->n_vocab);
 	else
 		candidates_take_all(c, logits);
-	if (p->typical_p > 0 && p->typical_p < 1)
-		candidates_cut_typical(c, p->typical_p);
-	if (p->top_p > 0 && p->top_p < 1)
-		candidates_cut_top_p(c, p->top_p);
-	if (p->min_p > 0)
-		candidates_cut_min_p(c, p->min_p);
-	*ret_token = candidates_draw(c, p->temperature, draw_unit(s));
+	*ret_token = draw(s);
+	return 0;
+}
+
+/* How many of the best decide; 0: all logits do, or some may come up that are none of the best. */
+static uint32_t count_deciding(const struct sampler_params *p)
+{
+	bool only_lowers = p->n_biases == 0 && p->frequency_penalty >= 0 &&
+			   p->presence_penalty >= 0 &&
+			   (p->repeat_penalty == 0 || p->repeat_penalty >= 1);
+
+	if (!only_lowers)
+		return 0;
+	return p->temperature == 0 ? 1 : p->top_k;
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+int sampler_pick_best(struct sampler *s, const struct abi_best *best, const uint32_t *history,
+	uint64_t n_history, uint32_t *ret_token)
+{
+	uint32_t ids[ABI_BEST_N], n = 0, n_above = 0, n_deciding = count_deciding(&s->params);
+
+	if (!n_deciding)
+		return -EAGAIN;
+	for (; n < ABI_BEST_N && best[n].index < s->n_vocab; n++) {
+		ids[n] = best[n].index;
+		s->logits[ids[n]] = best[n].logit;
+	}
+	if (n == 0)
+		return -ERANGE;
+	/* What stands in s->logits of other tokens is nobody's, before and behind these. */
+	penalise(s, history, n_history);
+	if (s->dry)
+		dry_apply(s->dry, history, n_history, s->logits);
+	/* All others were at most the last of these, and have not been raised. */
+	for (uint32_t i = 0; i < n; i++)
+		n_above += s->logits[ids[i]] > best[n - 1].logit;
+	if (n == ABI_BEST_N && n_above < n_deciding)
+		return -EAGAIN;
+	qsort(ids, n, sizeof(*ids), compare_ids);
+	candidates_take_best_of(&s->candidates, s->logits, ids, n, n_deciding);
+	if (s->candidates.n == 0)
+		return -ERANGE;
+	*ret_token = s->params.temperature == 0 ? s->candidates.list[0].id : draw(s);
 	return 0;
 }

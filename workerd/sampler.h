@@ -26,6 +26,7 @@
 #include "proto/util/cleanup.h"
 #include "workerd/dry.h"
 
+struct abi_best;
 struct err;
 struct sampler;
 
@@ -67,6 +68,14 @@ struct sampler *sampler_free(struct sampler *s);
  * none, and no logit is finite. Logits are judged behind bias and penalties. No allocation.
  */
 int must_check sampler_pick(struct sampler *s, const float *logits, const uint32_t *allowed,
+	const uint32_t *history, uint64_t n_history, uint32_t *ret_token);
+
+/*
+ * The same token, out of the best logits alone, without a mask: [ABI_BEST_N], as plan_get_best has
+ * them. -EAGAIN: they do not say which, for a filter looks at all logits or what was best has been
+ * penalised; nothing is drawn, and sampler_pick is to be called. -ERANGE.
+ */
+int must_check sampler_pick_best(struct sampler *s, const struct abi_best *best,
 	const uint32_t *history, uint64_t n_history, uint32_t *ret_token);
 
 #endif

@@ -59,8 +59,8 @@ void scheduler_branch_send(struct scheduler *s, struct message *m)
 }
 
 /* A session for one more completion of what from has computed; takes m. */
-static int begin(struct scheduler *s, const struct session *from, struct message *m,
-	const float *logits, struct err *ret_err)
+static int begin(struct scheduler *s, const struct session *from, struct message *m, uint32_t i,
+	struct err *ret_err)
 {
 	const struct dry_text text = {.userdata = s->backend.userdata, .get = s->backend.get_text};
 	struct session *session = NULL;
@@ -86,20 +86,20 @@ static int begin(struct scheduler *s, const struct session *from, struct message
 		*ret_err = e;
 		return r;
 	} else {
-		scheduler_pick(s, session, logits);
+		return scheduler_pick(s, session, i, ret_err);
 	}
 	return 0;
 }
 
-int scheduler_branch_start(struct scheduler *s, const struct session *session, const float *logits,
-	struct err *ret_err)
+int scheduler_branch_start(
+	struct scheduler *s, const struct session *session, uint32_t i, struct err *ret_err)
 {
 	struct message_generate *g = &session->generate->generate;
 	int r = 0;
 
 	while (g->n_branches && !r) {
 		s->n_promised--;
-		r = begin(s, session, g->branches[--g->n_branches], logits, ret_err);
+		r = begin(s, session, g->branches[--g->n_branches], i, ret_err);
 	}
 	return r;
 }

@@ -8,6 +8,8 @@
  * the client's session as its parent and ends with its completion. For workerd/scheduler.c alone;
  * engine thread.
  */
+#include <stdint.h>
+
 #include "proto/util/cleanup.h"
 
 struct err;
@@ -20,11 +22,11 @@ int must_check scheduler_branch_promise(
 	struct scheduler *s, struct message *generate, struct err *ret_err);
 
 /*
- * The prompt of session is computed: the promised completions begin, with a token of logits,
- * [n_vocab] f32. Errors are the device's; a completion without pages fails by itself.
+ * The prompt of session is computed: the promised completions begin, with a token of the step's
+ * wanted row i. Errors are the device's; a completion without pages fails by itself.
  */
-int must_check scheduler_branch_start(struct scheduler *s, const struct session *session,
-	const float *logits, struct err *ret_err);
+int must_check scheduler_branch_start(
+	struct scheduler *s, const struct session *session, uint32_t i, struct err *ret_err);
 
 /*
  * A completion has ended; takes m. The client's own message owns the lists of all and goes out with

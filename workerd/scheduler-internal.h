@@ -24,10 +24,12 @@ struct scheduler {
 	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
 	struct session *sessions; /* [n_sessions] */
 	/* The step that is being made. */
-	struct turn_claim *claims; /* [n_sessions] */
-	uint32_t *n_take;          /* [n_sessions] rows of each session */
-	struct plan_row *rows;     /* [n_rows] */
-	uint32_t *want;            /* [n_sessions] */
+	struct turn_claim *claims;   /* [n_sessions] */
+	uint32_t *n_take;            /* [n_sessions] rows of each session */
+	struct plan_row *rows;       /* [n_rows] */
+	uint32_t *want;              /* [n_sessions] */
+	const struct abi_best *best; /* [n_want][ABI_BEST_N]; NULL: logits are there, or none */
+	const float *logits;         /* [n_want][n_vocab]; NULL: nobody has asked for them */
 };
 
 /* A new session, which is the client's unless it gets a parent. -EAGAIN, -ENOMEM. */
@@ -47,7 +49,8 @@ void scheduler_tell_idle(const struct scheduler *s, struct err *e);
 void scheduler_finish_failed(
 	struct scheduler *s, struct session *session, int code, const struct err *e);
 
-/* The session's next token out of logits, [n_vocab] f32. */
-void scheduler_pick(struct scheduler *s, struct session *session, const float *logits);
+/* The session's next token out of the step's wanted row i. Errors are the device's. */
+int must_check scheduler_pick(
+	struct scheduler *s, struct session *session, uint32_t i, struct err *ret_err);
 
 #endif

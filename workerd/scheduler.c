@@ -9,6 +9,7 @@
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
+#include "shaders/abi.h"
 #include "workerd/logprob.h"
 #include "workerd/message.h"
 #include "workerd/sampler.h"
@@ -622,7 +623,18 @@ static void scheduler_finish_unpicked(struct scheduler *s, struct session *sessi
 	scheduler_finish_failed(s, session, code, &e);
 }
 
-void scheduler_pick(struct scheduler *s, struct session *session, const float *logits)
+/* Of the wanted row i; errors are the device's. */
+static int scheduler_get_logits(
+	struct scheduler *s, uint32_t i, struct err *ret_err, const float **ret_logits)
+{
+	int r = s->logits ? 0 : s->backend.get_logits(s->backend.userdata, ret_err, &s->logits);
+
+	if (!r)
+		*ret_logits = s->logits + (uint64_t)i * s->params.n_vocab;
+	return r;
+}
+
+int scheduler_pick(struct scheduler *s, struct session *session, uint32_t i, struct err *ret_err)
 {
 	const struct message *m = session->generate;
 	const char *bytes = NULL;
@@ -631,18 +643,28 @@ void scheduler_pick(struct scheduler *s, struct session *session, const float *l
 	uint32_t token;
 	struct logprob_list probs;
 	const uint32_t *allowed;
+	const float *logits = NULL;
 	struct err e = ERR_NULL;
 	int r = session_get_mask(session, &e, &allowed);
 
 	if (r) {
 		scheduler_finish_failed(s, session, r, &e);
-		return;
+		return 0;
 	}
-	r = sampler_pick(
-		session->sampler, logits, allowed, session->tokens, session->n_tokens, &token);
+	bool is_short = s->best && !allowed && !m->generate.n_logprobs;
+	r = is_short ? sampler_pick_best(session->sampler, s->best + (uint64_t)i * ABI_BEST_N,
+			       session->tokens, session->n_tokens, &token)
+		     : -EAGAIN;
+	if (r == -EAGAIN) {
+		r = scheduler_get_logits(s, i, ret_err, &logits);
+		if (r)
+			return r;
+		r = sampler_pick(session->sampler, logits, allowed, session->tokens,
+			session->n_tokens, &token);
+	}
 	if (r) {
 		scheduler_finish_unpicked(s, session, r);
-		return;
+		return 0;
 	}
 	if (m->generate.n_logprobs)
 		logprob_find(logits, s->params.n_vocab, token, m->generate.n_logprobs, &probs);
@@ -650,7 +672,7 @@ void scheduler_pick(struct scheduler *s, struct session *session, const float *l
 	r = session_follow(session, is_end, bytes, n_bytes, &e);
 	if (r) {
 		scheduler_finish_failed(s, session, r, &e);
-		return;
+		return 0;
 	}
 	uint64_t now_ns = clock_now_ns();
 	uint32_t reason = session_accept(session, token, is_end, bytes, n_bytes, now_ns, &n_ready);
@@ -663,11 +685,14 @@ void scheduler_pick(struct scheduler *s, struct session *session, const float *l
 	holdback_drop(&session->text, n_ready);
 	if (reason)
 		scheduler_finish(s, session, reason);
+	return 0;
 }
 
 /* The rows are computed: their sessions move on, and those that wanted logits get a token. */
-static int scheduler_advance(struct scheduler *s, const float *logits, struct err *ret_err)
+static int scheduler_advance(struct scheduler *s, struct err *ret_err)
 {
+	uint32_t n_wanted = 0; /* rows of the step, so far */
+
 	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
 		struct session *session = &s->sessions[i];
 		uint32_t n_take = s->n_take[i];
@@ -683,21 +708,21 @@ static int scheduler_advance(struct scheduler *s, const float *logits, struct er
 			continue;
 		if (session->generate->generate.is_prefill) {
 			scheduler_finish(s, session, MESSAGE_REASON_STOP);
-			logits += s->params.n_vocab;
+			n_wanted++;
 			continue;
 		}
-		int r = scheduler_branch_start(s, session, logits, ret_err);
+		int r = scheduler_branch_start(s, session, n_wanted, ret_err);
+		if (!r)
+			r = scheduler_pick(s, session, n_wanted, ret_err);
 		if (r)
 			return r;
-		scheduler_pick(s, session, logits);
-		logits += s->params.n_vocab;
+		n_wanted++;
 	}
 	return 0;
 }
 
 int scheduler_step(struct scheduler *s, struct err *ret_err)
 {
-	const float *logits = NULL;
 	uint32_t n_rows;
 	uint32_t n_want;
 	int r = scheduler_prepare(s, ret_err);
@@ -707,11 +732,13 @@ int scheduler_step(struct scheduler *s, struct err *ret_err)
 	scheduler_fill(s, &n_rows, &n_want);
 	if (!n_rows)
 		return 0;
+	s->logits = NULL;
 	r = s->backend.step(
-		s->backend.userdata, s->rows, n_rows, s->want, n_want, ret_err, &logits);
+		s->backend.userdata, s->rows, n_rows, s->want, n_want, ret_err, &s->logits);
 	if (r)
 		return r;
-	return scheduler_advance(s, logits, ret_err);
+	s->best = s->logits || !n_want ? NULL : s->backend.get_best(s->backend.userdata);
+	return scheduler_advance(s, ret_err);
 }
 
 uint32_t scheduler_list(

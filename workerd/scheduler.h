@@ -35,10 +35,12 @@ struct scheduler_backend {
 		uint32_t n_tokens);
 	int (*reserve)(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 	void (*truncate)(void *userdata, uint32_t slot, uint32_t n_tokens);
-	/* as plan_step */
+	/* as plan_step; *ret_logits may stay NULL: then get_best and get_logits are asked */
 	int (*step)(void *userdata, const struct plan_row *rows, uint32_t n_rows,
 		const uint32_t *want, uint32_t n_want, struct err *ret_err,
 		const float **ret_logits);
+	const struct abi_best *(*get_best)(void *userdata);
+	int (*get_logits)(void *userdata, struct err *ret_err, const float **ret_logits);
 	/* Text of a token for a client (of a control token 0 bytes); does it end a generation? */
 	bool (*get_text)(
 		void *userdata, uint32_t token, const char **ret_bytes, uint32_t *ret_n_bytes);

@@ -126,7 +126,7 @@ def test_scratch_of_streamed_weights(site):
     found = slices(status, "scratch")
     check({"residual", "qkv", "attention", "router", "choice", "pairs", "groups", "hidden", "mixed",
            "weights slot 0", "weights slot 1", "expert cache", "expert tables of the slots",
-           "expert tables", "rope turns"} == {s["name"] for s in found}, f"{found}")
+           "expert tables", "rope turns", "logits", "best logits"} == {s["name"] for s in found}, f"{found}")
     for s in found:
         check(s["device_local"] and not s["host_visible"] and s["heap"] == 0, f"{s}")
     cache = next(s for s in found if s["name"] == "expert cache")
@@ -200,8 +200,8 @@ def test_spill_is_said(site):
 def test_less_chunk_rather_than_a_spill(site):
     """The device has less than weightd knows of: the step shrinks until its scratch fits."""
     site.weightd({"demo": harness.MODEL})
-    worker = layered_worker(site, small_gpu("6700K"), LONG + ["--chunk", "512", "--fail-on-spill"])
-    status = check_home(site, worker, 0, "6700K")
+    worker = layered_worker(site, small_gpu("6900K"), LONG + ["--chunk", "512", "--fail-on-spill"])
+    status = check_home(site, worker, 0, "6900K")
     check_equal(status["memory"]["chunk"]["tokens"], 128, "chunk")
     check_equal(lines_with(worker, SPILLED), [], worker.log())
     said = lines_with(worker, "chunk: ")

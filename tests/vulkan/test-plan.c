@@ -420,14 +420,14 @@ static void test_plan_refused(void **state)
 
 /*
  * 6 a layer: q k v, rope and KV, attention, output, gate and up, down; with experts the router too;
- * embedding and head.
+ * embedding, head and, in two, its best logits.
  */
 static void test_dispatches(void **state)
 {
 	const struct manifest_hparams *hp = model.weights->manifest->hparams;
 
 	(void)state;
-	assert_int_equal(plan_get_n_dispatches(plan), (hp->n_expert ? 7 : 6) * hp->n_layers + 2);
+	assert_int_equal(plan_get_n_dispatches(plan), (hp->n_expert ? 7 : 6) * hp->n_layers + 4);
 }
 
 int main(int argc, char **argv)
