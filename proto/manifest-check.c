@@ -191,7 +191,8 @@ static int must_check check_tokenizer(const struct manifest *m, struct err *ret_
 
 	if (t->model > MANIFEST_TOKENIZER_BPE)
 		return err_set(ret_err, EINVAL, "manifest: tokenizer: unknown model %u", t->model);
-	if (t->model == MANIFEST_TOKENIZER_BPE && t->pre != MANIFEST_PRE_QWEN2)
+	if (t->model == MANIFEST_TOKENIZER_BPE && t->pre != MANIFEST_PRE_QWEN2 &&
+		t->pre != MANIFEST_PRE_LLAMA3)
 		return err_set(
 			ret_err, EINVAL, "manifest: tokenizer: unknown pre-tokenizer %u", t->pre);
 	if (!check_token_or_none(m, t->bos) || !check_token_or_none(m, t->eos) ||

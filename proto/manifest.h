@@ -140,6 +140,7 @@ enum manifest_tokenizer_model {
 
 enum manifest_pre_tokenizer {
 	MANIFEST_PRE_QWEN2 = 1,
+	MANIFEST_PRE_LLAMA3 = 2,
 };
 
 struct manifest_tokenizer {

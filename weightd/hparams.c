@@ -16,6 +16,7 @@ enum { KEY_BYTES = 96 };
 struct reader {
 	const struct gguf *g;
 	const char *arch;
+	bool has_unrotated;
 	struct err *err;
 };
 
@@ -131,6 +132,24 @@ static int read_experts(const struct reader *r, struct manifest_hparams *h)
 	return rc;
 }
 
+/* Of an architecture that we know without them alone; 0 stands for absent. */
+static int check_no_experts(const struct reader *r)
+{
+	char key[KEY_BYTES];
+	const struct gguf_kv *kv = find(r, "expert_count", key);
+	uint64_t n = 0;
+	int rc = kv ? gguf_get_u64(kv, r->err, &n) : 0;
+
+	if (rc < 0)
+		return rc;
+	if (n > 0)
+		return err_set(r->err, ENOTSUP,
+			"key %s: a mixture of experts is not supported in this architecture: "
+			"expected 0, found %" PRIu64,
+			key, n);
+	return 0;
+}
+
 static int read_sizes(const struct reader *r, struct manifest_hparams *h)
 {
 	int rc = read_count(r, "block_count", HPARAMS_MAX_LAYERS, 0, &h->n_layers);
@@ -227,6 +246,13 @@ static int check_engine(const struct reader *r, const struct manifest_hparams *h
 			"key %s.attention.value_length: expected key_length %" PRIu32
 			", found %" PRIu32,
 			r->arch, h->head_dim_k, h->head_dim_v);
+	if (r->has_unrotated && h->n_rot <= h->head_dim_k && h->n_rot % 2 == 0)
+		return check_no_rope_scaling(r);
+	if (r->has_unrotated)
+		return err_set(r->err, ENOTSUP,
+			"key %s.rope.dimension_count: expected an even number up to key_length "
+			"%" PRIu32 ", found %" PRIu32,
+			r->arch, h->head_dim_k, h->n_rot);
 	if (h->n_rot != h->head_dim_k)
 		return err_set(r->err, ENOTSUP,
 			"key %s.rope.dimension_count: expected key_length %" PRIu32
@@ -250,12 +276,15 @@ static int read_vocab(const struct reader *r, uint64_t n_tokens, struct manifest
 	return rc;
 }
 
-int hparams_read(const struct gguf *g, const char *arch, bool has_experts, uint64_t n_tokens,
-	struct err *ret_err, struct manifest_hparams *ret_hparams)
+int hparams_read(const struct gguf *g, const struct hparams_params *params, struct err *ret_err,
+	struct manifest_hparams *ret_hparams)
 {
-	struct reader r = {.g = g, .arch = arch, .err = ret_err};
+	struct reader r = {.g = g,
+		.arch = params->arch,
+		.has_unrotated = params->has_unrotated,
+		.err = ret_err};
 	struct manifest_hparams h = *ret_hparams;
-	int rc = has_experts ? read_experts(&r, &h) : 0;
+	int rc = params->has_experts ? read_experts(&r, &h) : check_no_experts(&r);
 
 	if (rc == 0)
 		rc = read_sizes(&r, &h);
@@ -264,7 +293,7 @@ int hparams_read(const struct gguf *g, const char *arch, bool has_experts, uint6
 	if (rc == 0)
 		rc = read_window(&r, &h);
 	if (rc == 0)
-		rc = read_vocab(&r, n_tokens, &h);
+		rc = read_vocab(&r, params->n_tokens, &h);
 	if (rc == 0)
 		rc = check_engine(&r, &h);
 	if (rc == 0)

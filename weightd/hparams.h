@@ -23,13 +23,19 @@ enum {
 	HPARAMS_MAX_EXPERTS_USED = 32, /* the routing kernel's */
 };
 
+struct hparams_params {
+	const char *arch; /* the prefix of the keys */
+	bool has_experts; /* layers are mixtures; else n_expert, n_expert_used and n_ff_expert are 0
+			   */
+	bool has_unrotated; /* heads may have numbers behind those that are rotated */
+	uint64_t n_tokens;  /* of the tokenizer; 0 without one: then ARCH.vocab_size is needed */
+};
+
 /*
- * arch: the prefix of the keys. has_experts: of an architecture whose layers are mixtures; without
- * it n_expert, n_expert_used and n_ff_expert are 0. n_tokens: of the tokenizer, 0 without one: then
- * ARCH.vocab_size is needed. Leaves strings, tied_embeddings and n_parameters alone. -EINVAL and
- * -ENOTSUP with ret_err naming the key.
+ * Leaves strings, tied_embeddings and n_parameters alone. -EINVAL and -ENOTSUP with ret_err naming
+ * the key.
  */
-int must_check hparams_read(const struct gguf *g, const char *arch, bool has_experts,
-	uint64_t n_tokens, struct err *ret_err, struct manifest_hparams *ret_hparams);
+int must_check hparams_read(const struct gguf *g, const struct hparams_params *params,
+	struct err *ret_err, struct manifest_hparams *ret_hparams);
 
 #endif

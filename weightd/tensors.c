@@ -34,6 +34,7 @@ static const char *const tensors_dim_keys[TENSORS_N_DIMS] = {
 	[TENSORS_DIM_HEADS] = "attention.head_count",
 	[TENSORS_DIM_EXPERTS] = "expert_count",
 	[TENSORS_DIM_FF_EXPERT] = "expert_feed_forward_length",
+	[TENSORS_DIM_ROT_PAIRS] = "rope.dimension_count",
 };
 
 /* "[256, 4096]" */
@@ -118,6 +119,10 @@ static int check_tensor(const struct checker *c, const struct tensors_row *row, 
 	char expected[SHAPE_BYTES];
 	uint64_t ne[4];
 
+	if (row->kind == TENSORS_REFUSED)
+		return t ? err_set(c->err, ENOTSUP,
+				   "tensor %s: it is not supported: expected no such tensor", name)
+			 : 0;
 	if (!t && row->is_optional)
 		return 0;
 	if (!t) {
@@ -146,7 +151,8 @@ int tensors_check(const struct gguf *g, const char *arch, const struct tensors_r
 			[TENSORS_DIM_V] = (uint64_t)h->n_head_kv * h->head_dim_v,
 			[TENSORS_DIM_HEADS] = (uint64_t)h->n_head * h->head_dim_v,
 			[TENSORS_DIM_EXPERTS] = h->n_expert,
-			[TENSORS_DIM_FF_EXPERT] = h->n_ff_expert},
+			[TENSORS_DIM_FF_EXPERT] = h->n_ff_expert,
+			[TENSORS_DIM_ROT_PAIRS] = h->n_rot / 2},
 	};
 	char name[GGUF_MAX_NAME_BYTES];
 	int r = 0;

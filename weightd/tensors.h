@@ -27,12 +27,14 @@ enum tensors_dim {
 	TENSORS_DIM_HEADS, /* n_head * head_dim_v: what attention gives */
 	TENSORS_DIM_EXPERTS,
 	TENSORS_DIM_FF_EXPERT,
+	TENSORS_DIM_ROT_PAIRS, /* n_rot / 2 */
 	TENSORS_N_DIMS,
 };
 
 enum tensors_kind {
-	TENSORS_NORM,   /* f32 */
-	TENSORS_MATRIX, /* any format that the engine has kernels for */
+	TENSORS_NORM,    /* f32 */
+	TENSORS_MATRIX,  /* any format that the engine has kernels for */
+	TENSORS_REFUSED, /* the engine would leave it out; no dims */
 };
 
 struct tensors_row {
@@ -44,8 +46,9 @@ struct tensors_row {
 };
 
 /*
- * Every row is there with its shape and format. -EINVAL for a missing tensor or another shape,
- * -ENOTSUP for a format without kernels; ret_err names the tensor. Further tensors are accepted.
+ * Every row is there with its shape and format, and none of a refused kind. -EINVAL for a missing
+ * tensor or another shape, -ENOTSUP for a format without kernels or a refused tensor; ret_err names
+ * the tensor. Further tensors are accepted.
  */
 int must_check tensors_check(const struct gguf *g, const char *arch, const struct tensors_row *rows,
 	uint32_t n_rows, const struct manifest_hparams *hparams, struct err *ret_err);

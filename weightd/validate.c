@@ -16,6 +16,7 @@ struct architecture {
 	const struct tensors_row *rows;
 	uint32_t n_rows;
 	bool has_experts;
+	bool has_unrotated; /* see weightd/hparams.h */
 };
 
 /* clang-format off */
@@ -23,8 +24,10 @@ struct architecture {
 #define OPTIONAL(n, k, ...) {.name = n, .kind = TENSORS_##k, .dims = {__VA_ARGS__}, .is_optional = true}
 #define LAYER(n, k, ...) {.name = n, .kind = TENSORS_##k, .dims = {__VA_ARGS__}, .in_layer = true}
 
-/* All but the feed-forward part of a layer. */
-#define QWEN3_ROWS \
+#define REFUSED(n) {.name = n, .kind = TENSORS_REFUSED, .in_layer = true}
+
+/* What all have. */
+#define SHARED_ROWS \
 	TENSOR("token_embd.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB), \
 	TENSOR("output_norm.weight", NORM, TENSORS_DIM_EMBD), \
 	OPTIONAL("output.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_VOCAB), \
@@ -33,15 +36,36 @@ struct architecture {
 	LAYER("attn_k.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_K), \
 	LAYER("attn_v.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_V), \
 	LAYER("attn_output.weight", MATRIX, TENSORS_DIM_HEADS, TENSORS_DIM_EMBD), \
-	LAYER("attn_q_norm.weight", NORM, TENSORS_DIM_HEAD), \
-	LAYER("attn_k_norm.weight", NORM, TENSORS_DIM_HEAD), \
 	LAYER("ffn_norm.weight", NORM, TENSORS_DIM_EMBD)
+
+#define DENSE_ROWS \
+	LAYER("ffn_gate.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF), \
+	LAYER("ffn_up.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF), \
+	LAYER("ffn_down.weight", MATRIX, TENSORS_DIM_FF, TENSORS_DIM_EMBD)
+
+/* All but the feed-forward part of a layer. */
+#define QWEN3_ROWS \
+	SHARED_ROWS, \
+	LAYER("attn_q_norm.weight", NORM, TENSORS_DIM_HEAD), \
+	LAYER("attn_k_norm.weight", NORM, TENSORS_DIM_HEAD)
+
+/* Some of its relatives have biases, and a model without its biases says something else. */
+static const struct tensors_row llama_rows[] = {
+	SHARED_ROWS,
+	DENSE_ROWS,
+	OPTIONAL("rope_freqs.weight", NORM, TENSORS_DIM_ROT_PAIRS),
+	REFUSED("attn_q.bias"),
+	REFUSED("attn_k.bias"),
+	REFUSED("attn_v.bias"),
+	REFUSED("attn_output.bias"),
+	REFUSED("ffn_gate.bias"),
+	REFUSED("ffn_up.bias"),
+	REFUSED("ffn_down.bias"),
+};
 
 static const struct tensors_row qwen3_rows[] = {
 	QWEN3_ROWS,
-	LAYER("ffn_gate.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF),
-	LAYER("ffn_up.weight", MATRIX, TENSORS_DIM_EMBD, TENSORS_DIM_FF),
-	LAYER("ffn_down.weight", MATRIX, TENSORS_DIM_FF, TENSORS_DIM_EMBD),
+	DENSE_ROWS,
 };
 
 static const struct tensors_row qwen3moe_rows[] = {
@@ -54,8 +78,9 @@ static const struct tensors_row qwen3moe_rows[] = {
 /* clang-format on */
 
 static const struct architecture architectures[] = {
-	{"qwen3", qwen3_rows, ARRAY_SIZE(qwen3_rows), false},
-	{"qwen3moe", qwen3moe_rows, ARRAY_SIZE(qwen3moe_rows), true},
+	{"llama", llama_rows, ARRAY_SIZE(llama_rows), false, true},
+	{"qwen3", qwen3_rows, ARRAY_SIZE(qwen3_rows), false, false},
+	{"qwen3moe", qwen3moe_rows, ARRAY_SIZE(qwen3moe_rows), true, false},
 };
 
 static int read_optional_u64(const struct gguf *g, const char *key, struct err *e, uint64_t *ret)
@@ -101,9 +126,10 @@ static int find_architecture(const struct gguf *g, struct err *e, struct validat
 		}
 	}
 	return err_set(e, ENOTSUP,
-		"key general.architecture: architecture is not supported: expected \"%s\" or "
-		"\"%s\", found \"%s\"",
-		architectures[0].name, architectures[1].name, gguf_label(m->architecture).text);
+		"key general.architecture: architecture is not supported: expected \"%s\", \"%s\" "
+		"or \"%s\", found \"%s\"",
+		architectures[0].name, architectures[1].name, architectures[2].name,
+		gguf_label(m->architecture).text);
 }
 
 static int read_name(const struct gguf *g, struct err *e, struct gguf_string *ret)
@@ -111,6 +137,17 @@ static int read_name(const struct gguf *g, struct err *e, struct gguf_string *re
 	const struct gguf_kv *kv = gguf_find(g, "general.name");
 
 	return kv ? gguf_get_string(kv, e, ret) : 0;
+}
+
+static int read_hparams(
+	const struct gguf *g, const struct architecture *a, struct err *e, struct validate_model *m)
+{
+	const struct hparams_params params = {.arch = a->name,
+		.has_experts = a->has_experts,
+		.has_unrotated = a->has_unrotated,
+		.n_tokens = m->tokens ? m->tokens->n_elements : 0};
+
+	return hparams_read(g, &params, e, &m->hparams);
 }
 
 int validate_model(const struct gguf *g, struct err *ret_err, struct validate_model *ret_model)
@@ -126,8 +163,7 @@ int validate_model(const struct gguf *g, struct err *ret_err, struct validate_mo
 	if (r == 0)
 		r = vocabulary_read(g, ret_err, &m);
 	if (r == 0)
-		r = hparams_read(g, a->name, a->has_experts, m.tokens ? m.tokens->n_elements : 0,
-			ret_err, &m.hparams);
+		r = read_hparams(g, a, ret_err, &m);
 	if (r == 0)
 		r = tensors_check(g, a->name, a->rows, a->n_rows, &m.hparams, ret_err);
 	if (r < 0)

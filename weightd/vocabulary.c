@@ -10,13 +10,23 @@
 #include "weightd/validate.h"
 
 /* Control tokens that end a turn or a text in the published chat formats. */
-static const char *const vocabulary_ends[] = {
-	"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "</s>"};
+static const char *const vocabulary_ends[] = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>",
+	"<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>"};
 
-/* eos, eot and each name fit, whatever the file says. */
-_Static_assert(
-	ARRAY_SIZE(vocabulary_ends) + 2 <= ARRAY_SIZE(((struct manifest_tokenizer *)NULL)->eog),
-	"manifest_tokenizer.eog is too short");
+/*
+ * Pre-tokenizers by the names that files have for them. add_bos: what is meant where a file does
+ * not say it; llama.cpp's defaults.
+ */
+static const struct {
+	const char *name;
+	enum manifest_pre_tokenizer pre;
+	bool add_bos;
+} vocabulary_pres[] = {
+	{"qwen2", MANIFEST_PRE_QWEN2, false},
+	{"llama-bpe", MANIFEST_PRE_LLAMA3, true},
+	{"llama3", MANIFEST_PRE_LLAMA3, true},
+	{"llama-v3", MANIFEST_PRE_LLAMA3, true},
+};
 
 static bool equals(struct gguf_string s, const char *text)
 {
@@ -31,9 +41,10 @@ static int read_text(const struct gguf *g, const char *key, struct err *e, struc
 	return kv ? gguf_get_string(kv, e, ret) : 0;
 }
 
-/* A key that must hold this text: the only tokenizer there is. */
-static int check_name(const struct gguf *g, const char *key, const char *expected, struct err *e)
+/* The only kind of tokenizer there is. */
+static int check_model(const struct gguf *g, struct err *e)
 {
+	static const char key[] = "tokenizer.ggml.model", expected[] = "gpt2";
 	const struct gguf_kv *kv = gguf_find(g, key);
 	struct gguf_string found;
 
@@ -48,6 +59,30 @@ static int check_name(const struct gguf *g, const char *key, const char *expecte
 			"key %s: tokenizer is not supported: expected \"%s\", found \"%s\"", key,
 			expected, gguf_label(found).text);
 	return 0;
+}
+
+static int read_pre(const struct gguf *g, struct err *e, struct manifest_tokenizer *t)
+{
+	static const char key[] = "tokenizer.ggml.pre";
+	const struct gguf_kv *kv = gguf_find(g, key);
+	struct gguf_string found;
+
+	if (!kv)
+		return err_set(e, ENOTSUP,
+			"key %s: expected \"qwen2\" or \"llama-bpe\", found no such key", key);
+	int r = gguf_get_string(kv, e, &found);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < ARRAY_SIZE(vocabulary_pres); i++)
+		if (equals(found, vocabulary_pres[i].name)) {
+			t->pre = vocabulary_pres[i].pre;
+			t->add_bos = vocabulary_pres[i].add_bos;
+			return 0;
+		}
+	return err_set(e, ENOTSUP,
+		"key %s: tokenizer is not supported: expected \"qwen2\" or \"llama-bpe\", found "
+		"\"%s\"",
+		key, gguf_label(found).text);
 }
 
 /* An optional array of one of two element types, as long as the vocabulary (0: any length). */
@@ -93,14 +128,20 @@ static int read_id(
 	return 0;
 }
 
-static void add_end(struct manifest_tokenizer *t, uint32_t id)
+static int add_end(struct manifest_tokenizer *t, uint32_t id, struct err *e)
 {
 	if (id == MANIFEST_NONE)
-		return;
+		return 0;
 	for (uint32_t i = 0; i < t->n_eog; i++)
 		if (t->eog[i] == id)
-			return;
+			return 0;
+	if (t->n_eog == ARRAY_SIZE(t->eog))
+		return err_set(e, ENOTSUP,
+			"key tokenizer.ggml.tokens: token %" PRIu32
+			": expected at most %zu that end a text, found more",
+			id, ARRAY_SIZE(t->eog));
 	t->eog[t->n_eog++] = id;
+	return 0;
 }
 
 static bool is_end(struct gguf_string token)
@@ -134,7 +175,9 @@ static int scan_tokens(struct validate_model *m, struct err *e)
 				": expected 1 to %d, found %" PRIu32,
 				id, MANIFEST_TOKEN_BYTE, type);
 		if (type == MANIFEST_TOKEN_CONTROL && n_ends_left > 0 && is_end(token)) {
-			add_end(&m->tokenizer, id);
+			int r = add_end(&m->tokenizer, id, e);
+			if (r < 0)
+				return r;
 			n_ends_left--;
 		}
 	}
@@ -172,7 +215,7 @@ static int read_ids(const struct gguf *g, struct err *e, struct validate_model *
 	const struct gguf_kv *add_bos = gguf_find(g, "tokenizer.ggml.add_bos_token");
 	uint64_t n = m->tokens->n_elements;
 	uint32_t eot = MANIFEST_NONE;
-	bool flag = false;
+	bool flag = t->add_bos;
 	int r = read_id(g, "tokenizer.ggml.bos_token_id", n, e, &t->bos);
 
 	if (r == 0)
@@ -183,17 +226,16 @@ static int read_ids(const struct gguf *g, struct err *e, struct validate_model *
 		r = read_id(g, "tokenizer.ggml.padding_token_id", n, e, &t->pad);
 	if (r == 0 && add_bos)
 		r = gguf_get_bool(add_bos, e, &flag);
-	if (r == 0 && flag && t->bos == MANIFEST_NONE)
+	if (r == 0 && add_bos && flag && t->bos == MANIFEST_NONE)
 		r = err_set(e, EINVAL,
 			"key tokenizer.ggml.add_bos_token: expected a bos_token_id beside it, "
 			"found "
 			"none");
 	if (r < 0)
 		return r;
-	t->add_bos = flag;
-	add_end(t, t->eos);
-	add_end(t, eot);
-	return 0;
+	t->add_bos = flag && t->bos != MANIFEST_NONE;
+	r = add_end(t, t->eos, e);
+	return r == 0 ? add_end(t, eot, e) : r;
 }
 
 int vocabulary_read(const struct gguf *g, struct err *ret_err, struct validate_model *ret_model)
@@ -210,10 +252,9 @@ int vocabulary_read(const struct gguf *g, struct err *ret_err, struct validate_m
 	if (r == 0 &&
 		(gguf_find(g, "tokenizer.ggml.model") || gguf_find(g, "tokenizer.ggml.tokens"))) {
 		m.tokenizer.model = MANIFEST_TOKENIZER_BPE;
-		m.tokenizer.pre = MANIFEST_PRE_QWEN2;
-		r = check_name(g, "tokenizer.ggml.model", "gpt2", ret_err);
+		r = check_model(g, ret_err);
 		if (r == 0)
-			r = check_name(g, "tokenizer.ggml.pre", "qwen2", ret_err);
+			r = read_pre(g, ret_err, &m.tokenizer);
 		if (r == 0)
 			r = read_arrays(g, ret_err, &m);
 		if (r == 0)

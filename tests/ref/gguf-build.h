@@ -39,12 +39,12 @@ struct gguf_build {
 	uint32_t n_tensors;
 	struct gguf_build_tensor *tensors;
 	uint64_t seed; /* of the weights */
+	/* What rope_freqs.weight is made of, see gguf_build_fill_rope_factors. */
+	float rope_base;
+	uint32_t n_ctx;
 };
 
-/*
- * A qwen3 model, or with n_expert a qwen3moe one; members that are 0 take a tiny value, see
- * gguf-build.c.
- */
+/* Of a model; members that are 0 take a tiny value, see gguf-build-model.c. */
 struct gguf_build_shape {
 	uint32_t n_layers;
 	uint32_t n_ctx;
@@ -60,12 +60,17 @@ struct gguf_build_shape {
 	uint32_t type; /* dtype id of the matrices but the router's; F32 is 0 */
 	bool untied;
 	bool no_tokenizer;
+	uint32_t n_rot;        /* of llama, even; 0: head_dim */
+	bool has_rope_factors; /* of llama: rope_freqs.weight as Llama 3.1 has it */
 	uint64_t seed;
 };
 
 /* Heap; empty, version 3, alignment 32. */
 struct gguf_build *gguf_build_new(void);
+/* A qwen3 model, or with n_expert a qwen3moe one. */
 struct gguf_build *gguf_build_new_qwen3(const struct gguf_build_shape *shape);
+/* A llama model with the tokens and the template of Llama 3. */
+struct gguf_build *gguf_build_new_llama(const struct gguf_build_shape *shape);
 struct gguf_build *gguf_build_free(struct gguf_build *b); /* NULL */
 
 /* The shape with the tiny values filled in. */
@@ -97,6 +102,14 @@ void gguf_build_drop_tensor(struct gguf_build *b, const char *name);
 
 /* Header, keys and tensor table, padded to where the data begin. Free it. */
 uint8_t *gguf_build_metadata(const struct gguf_build *b, uint64_t *ret_n_bytes);
+
+/*
+ * The factors of Llama 3.1 for a model that was trained with a 16th of b's context and stretched to
+ * it: 1 for pairs that turn often in the old context, 8 for those that do not turn once, and
+ * between them what joins the two. False where t is another tensor.
+ */
+bool gguf_build_fill_rope_factors(
+	const struct gguf_build *b, const struct gguf_build_tensor *t, uint8_t *ret);
 
 /* The whole file with random weights. Free it. */
 uint8_t *gguf_build_file(const struct gguf_build *b, uint64_t *ret_n_bytes);

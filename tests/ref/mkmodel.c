@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes a qwen3 model of about a given size, or with --experts a qwen3moe one, with random
- * weights: for speed, memory and failures, not for meaning. Equal arguments give equal files.
+ * Writes a qwen3 model of about a given size, or with --experts a qwen3moe one, or a llama one,
+ * with random weights: for speed, memory and failures, not for meaning. Equal arguments give equal
+ * files.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,11 @@ static const char usage[] =
 	"usage: mkmodel FILE [--bytes N[K|M|G]] [--type q8_0|f16|f32] [--layers N] [--embd N]\n"
 	"               [--ff N] [--heads N] [--kv-heads N] [--head-dim N] [--vocab N] [--ctx N]\n"
 	"               [--experts N [--experts-used N] [--expert-ff N]] [--untied] [--seed N]\n"
-	"--bytes chooses what the other options leave open: embd, layers, ff (of an expert).\n";
+	"               [--arch qwen3|llama] [--rot N] [--rope-factors]\n"
+	"--bytes chooses what the other options leave open: embd, layers, ff (of an expert).\n"
+	"--rot and --rope-factors are of llama: rotated numbers of a head, and rope_freqs.weight "
+	"as\n"
+	"Llama 3.1 has it.\n";
 
 /* Prime numbers of blocks, so that rows of a matrix are not copies of each other. */
 enum { POOL_BLOCKS = 250007, POOL_ELEMENTS = 4000037, MAX_POOLS = 8 };
@@ -82,7 +87,8 @@ static const struct pool *get_pool(struct out *out, uint32_t type, uint64_t n_ro
 	return p;
 }
 
-static void write_tensor(struct out *out, const struct gguf_build_tensor *t)
+static void write_tensor(
+	struct out *out, const struct gguf_build *b, const struct gguf_build_tensor *t)
 {
 	const struct dtype *dtype = dtype_find(t->type);
 	uint64_t n_left = t->n_bytes;
@@ -91,7 +97,9 @@ static void write_tensor(struct out *out, const struct gguf_build_tensor *t)
 		uint8_t *norm = malloc(t->n_bytes);
 		if (!norm)
 			die("malloc");
-		gguf_build_fill(t->type, 1, 0.05f, t->n_bytes / dtype->n_bytes, &out->rng, norm);
+		if (!gguf_build_fill_rope_factors(b, t, norm))
+			gguf_build_fill(
+				t->type, 1, 0.05f, t->n_bytes / dtype->n_bytes, &out->rng, norm);
 		write_all(out->fd, norm, t->n_bytes);
 		free(norm);
 		return;
@@ -122,7 +130,7 @@ static uint64_t write_model(const struct gguf_build *b, const char *path)
 	for (uint32_t i = 0; i < b->n_tensors; i++) {
 		const struct gguf_build_tensor *t = &b->tensors[i];
 		write_all(out.fd, zeroes, t->offset - at);
-		write_tensor(&out, t);
+		write_tensor(&out, b, t);
 		at = t->offset + t->n_bytes;
 	}
 	if (close(out.fd) < 0)
@@ -223,12 +231,31 @@ static uint32_t parse_type(const char *text)
 	return 0;
 }
 
-static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uint64_t *ret_n_bytes)
+static bool parse_arch(const char *text)
 {
-	enum { BYTES = 'b', TYPE = 't', UNTIED = 'u', SEED = 's', HELP = 'h', NUMBER = 256 };
+	bool is_llama = strcmp(text, "llama") == 0;
+
+	if (!is_llama && strcmp(text, "qwen3") != 0)
+		refuse("arch", text);
+	return is_llama;
+}
+
+static void parse_options(int argc, char **argv, struct gguf_build_shape *s, bool *ret_is_llama,
+	uint64_t *ret_n_bytes)
+{
+	enum {
+		BYTES = 'b',
+		TYPE = 't',
+		UNTIED = 'u',
+		SEED = 's',
+		HELP = 'h',
+		ARCH = 'a',
+		ROPE_FACTORS = 'r',
+		NUMBER = 256
+	};
 	uint32_t *const numbers[] = {&s->n_layers, &s->n_embd, &s->n_ff, &s->n_head, &s->n_head_kv,
 		&s->head_dim, &s->n_vocab, &s->n_ctx, &s->n_expert, &s->n_expert_used,
-		&s->n_ff_expert};
+		&s->n_ff_expert, &s->n_rot};
 	static const struct option options[] = {
 		{"layers", required_argument, NULL, NUMBER + 0},
 		{"embd", required_argument, NULL, NUMBER + 1},
@@ -241,6 +268,9 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uin
 		{"experts", required_argument, NULL, NUMBER + 8},
 		{"experts-used", required_argument, NULL, NUMBER + 9},
 		{"expert-ff", required_argument, NULL, NUMBER + 10},
+		{"rot", required_argument, NULL, NUMBER + 11},
+		{"arch", required_argument, NULL, ARCH},
+		{"rope-factors", no_argument, NULL, ROPE_FACTORS},
 		{"bytes", required_argument, NULL, BYTES},
 		{"type", required_argument, NULL, TYPE},
 		{"untied", no_argument, NULL, UNTIED},
@@ -260,6 +290,10 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uin
 			s->type = parse_type(optarg);
 		else if (c == UNTIED)
 			s->untied = true;
+		else if (c == ARCH)
+			*ret_is_llama = parse_arch(optarg);
+		else if (c == ROPE_FACTORS)
+			s->has_rope_factors = true;
 		else if (c == SEED)
 			s->seed = parse_number("seed", optarg, UINT64_MAX);
 		else {
@@ -269,7 +303,7 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, uin
 	}
 }
 
-static void check_shape(const struct gguf_build_shape *s)
+static void check_shape(const struct gguf_build_shape *s, bool is_llama)
 {
 	uint32_t n_block = dtype_find(s->type)->n_block;
 	bool whole = s->n_embd % n_block == 0 && s->n_ff % n_block == 0 &&
@@ -282,10 +316,18 @@ static void check_shape(const struct gguf_build_shape *s)
 			n_block);
 		exit(2);
 	}
-	if (!whole || s->n_head % s->n_head_kv != 0 || s->n_vocab < 259) {
+	if (is_llama ? s->n_expert || s->n_rot % 2 || s->n_rot > s->head_dim
+		     : s->n_rot || s->has_rope_factors) {
+		fprintf(stderr, "mkmodel: expected rot and rope-factors with arch llama alone, rot "
+				"even and "
+				"at most head-dim, no experts there\n");
+		exit(2);
+	}
+	if (!whole || s->n_head % s->n_head_kv != 0 || s->n_vocab < 259u + is_llama) {
 		fprintf(stderr,
 			"mkmodel: expected embd, ff and heads * head-dim in multiples of "
-			"%" PRIu32 ", heads in one of kv-heads, vocab of at least 259\n",
+			"%" PRIu32
+			", heads in one of kv-heads, vocab of at least 259 (llama: 260)\n",
 			n_block);
 		exit(2);
 	}
@@ -296,16 +338,17 @@ int main(int argc, char **argv)
 	struct gguf_build_shape given = {.type = DTYPE_Q8_0, .seed = 1};
 	struct timespec start, end;
 	uint64_t n_bytes = 0;
+	bool is_llama = false;
 
-	parse_options(argc, argv, &given, &n_bytes);
+	parse_options(argc, argv, &given, &is_llama, &n_bytes);
 	if (optind + 1 != argc) {
 		fputs(usage, stderr);
 		return 2;
 	}
 	struct gguf_build_shape s = fit(&given, n_bytes);
-	check_shape(&s);
+	check_shape(&s, is_llama);
 	clock_gettime(CLOCK_MONOTONIC, &start);
-	struct gguf_build *b = gguf_build_new_qwen3(&s);
+	struct gguf_build *b = is_llama ? gguf_build_new_llama(&s) : gguf_build_new_qwen3(&s);
 	uint64_t n_written = write_model(b, argv[optind]);
 	gguf_build_free(b);
 	clock_gettime(CLOCK_MONOTONIC, &end);

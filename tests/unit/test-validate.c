@@ -10,54 +10,11 @@
 #include "proto/util/err.h"
 #include "tests/case.h"
 #include "tests/ref/gguf-build.h"
+#include "tests/unit/validate-build.h"
 
 static struct gguf_build *new_tiny(void)
 {
 	return gguf_build_new_qwen3(&(struct gguf_build_shape){.type = DTYPE_Q8_0});
-}
-
-/* The container is valid; is the model? *ret_g is to be freed either way. */
-static int validate(const struct gguf_build *b, struct err *e, struct gguf **ret_g,
-	struct validate_model *ret_model)
-{
-	uint64_t n;
-	uint8_t *data = gguf_build_metadata(b, &n);
-	int r = gguf_parse(data, n, n + gguf_build_data_bytes(b), e, ret_g);
-
-	if (r != 0)
-		fail_msg("%d: %s", r, e->text);
-	(*ret_g)->metadata = data;
-	return validate_model(*ret_g, e, ret_model);
-}
-
-/* Refused with this code and one line that has each of the words. */
-#define refuse(b, code, ...) \
-	refuse_build(b, code, __LINE__, (const char *const[]){__VA_ARGS__, NULL})
-static void refuse_build(const struct gguf_build *b, int code, int line, const char *const *words)
-{
-	struct err e = ERR_NULL;
-	struct gguf *g = NULL;
-	struct validate_model m = {.architecture = {.data = "untouched"}};
-	int r = validate(b, &e, &g, &m);
-
-	if (r != code)
-		fail_msg("line %d: expected %d, found %d: %s", line, code, r, e.text);
-	assert_string_equal(m.architecture.data, "untouched");
-	for (; *words; words++)
-		if (!strstr(e.text, *words))
-			fail_msg("line %d: expected \"%s\" in: %s", line, *words, e.text);
-	gguf_free(g);
-}
-
-static struct validate_model pass(const struct gguf_build *b, struct gguf **ret_g)
-{
-	struct err e = ERR_NULL;
-	struct validate_model m;
-	int r = validate(b, &e, ret_g, &m);
-
-	if (r != 0)
-		fail_msg("expected 0, found %d: %s", r, e.text);
-	return m;
 }
 
 static void test_valid(void **state)
@@ -315,9 +272,9 @@ static void test_architecture(void **state)
 	(void)state;
 	struct gguf_build *b = new_tiny();
 
-	gguf_build_set_string(b, "general.architecture", "llama");
+	gguf_build_set_string(b, "general.architecture", "gemma3");
 	refuse(b, -ENOTSUP, "key general.architecture",
-		"expected \"qwen3\" or \"qwen3moe\", found \"llama\"");
+		"expected \"llama\", \"qwen3\" or \"qwen3moe\", found \"gemma3\"");
 	gguf_build_set_string(b, "general.architecture", "qwen");
 	refuse(b, -ENOTSUP, "found \"qwen\"");
 	gguf_build_set_string(b, "general.architecture", "");
@@ -558,10 +515,12 @@ static void test_tokenizers(void **state)
 	(void)state;
 	struct gguf_build *b = new_tiny();
 
-	gguf_build_set_string(b, "tokenizer.ggml.pre", "llama-bpe");
-	refuse(b, -ENOTSUP, "key tokenizer.ggml.pre", "expected \"qwen2\", found \"llama-bpe\"");
+	gguf_build_set_string(b, "tokenizer.ggml.pre", "tekken");
+	refuse(b, -ENOTSUP, "key tokenizer.ggml.pre",
+		"expected \"qwen2\" or \"llama-bpe\", found \"tekken\"");
 	gguf_build_drop(b, "tokenizer.ggml.pre");
-	refuse(b, -ENOTSUP, "key tokenizer.ggml.pre", "expected \"qwen2\", found no such key");
+	refuse(b, -ENOTSUP, "key tokenizer.ggml.pre",
+		"expected \"qwen2\" or \"llama-bpe\", found no such key");
 	gguf_build_set_string(b, "tokenizer.ggml.pre", "qwen2");
 	gguf_build_set_string(b, "tokenizer.ggml.model", "llama");
 	refuse(b, -ENOTSUP, "key tokenizer.ggml.model", "expected \"gpt2\", found \"llama\"");
@@ -584,12 +543,12 @@ static void test_tokenizers(void **state)
 	gguf_build_free(b);
 }
 
-/* However often a file says that a token ends a text, the list holds. */
+/* However often a file says that a token ends a text, the list holds; one more is refused. */
 static void test_ends(void **state)
 {
 	(void)state;
-	static const char *const tokens[] = {"a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>",
-		"<|end_of_text|>", "<|end|>", "</s>", "</s>", "</s>", "b", "<|end|>"};
+	const char *tokens[] = {"a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>",
+		"<|end|>", "</s>", "c", "d", "b"};
 	int32_t types[ARRAY_SIZE(tokens)];
 	struct gguf_build *b = gguf_build_new_qwen3(&(struct gguf_build_shape){
 		.type = DTYPE_F32, .n_vocab = ARRAY_SIZE(tokens), .no_tokenizer = true});
@@ -609,6 +568,13 @@ static void test_ends(void **state)
 	assert_int_equal(m.tokenizer.eog[0], 9);
 	assert_int_equal(m.tokenizer.eog[1], 0);
 	gguf_free(g);
+	/* A name a second time, and one more name. */
+	for (size_t i = 0; i < 2; i++) {
+		tokens[7] = i ? "<|eom_id|>" : "</s>";
+		gguf_build_set_strings(b, "tokenizer.ggml.tokens", tokens, ARRAY_SIZE(tokens));
+		refuse(b, -ENOTSUP,
+			"key tokenizer.ggml.tokens: token 7: expected at most 8 that end");
+	}
 	gguf_build_free(b);
 }
 
