@@ -96,8 +96,8 @@ struct abi_matmul {
 
 struct abi_rope_kv {
 	ABI_ADDRESS qkv; /* [m][(n_head + 2 * n_head_kv) * head_dim] f32; q is changed in place */
-	ABI_ADDRESS q_gain; /* [head_dim] f32 */
-	ABI_ADDRESS k_gain; /* [head_dim] f32 */
+	ABI_ADDRESS q_gain; /* [head_dim] f32; 0: q has no norm */
+	ABI_ADDRESS k_gain; /* [head_dim] f32; 0: k has no norm */
 	ABI_ADDRESS turns;  /* [n_rot / 2] uvec2, see op_rope_kv_fill_turns; the low word first */
 	ABI_ADDRESS rows;   /* [m] struct abi_row */
 	ABI_ADDRESS m;      /* u32: rows of this step */
@@ -109,6 +109,7 @@ struct abi_rope_kv {
 	ABI_U32 n_slot_pages;
 	ABI_U32 layer;
 	ABI_F32 eps;
+	ABI_U32 is_interleaved; /* 1: x[2i] and x[2i+1] turn together; 0: the halves do */
 };
 
 struct abi_attention {

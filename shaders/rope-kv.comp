@@ -3,10 +3,13 @@
 /*
  * Queries and keys of the rows made ready for attention, keys and values put into their pages:
  *
- *	a = x gain / sqrt(mean(x^2) + eps)                  over a head, q and k each with its gain
- *	b[i]     = a[i] cos t - a[i + h] sin t              i < h = n_rot / 2, t = position angle[i]
- *	b[i + h] = a[i + h] cos t + a[i] sin t              (NEOX: the halves rotate against each other)
- *	b[i] = a[i]                                         i >= n_rot
+ *	a = x gain / sqrt(mean(x^2) + eps)    over a head, q and k each with its gain; without: a = x
+ *	b[l] = a[l] cos t - a[h] sin t        pair i < n_rot / 2 of numbers l and h,
+ *	b[h] = a[h] cos t + a[l] sin t        t = position angle[i]
+ *	b[j] = a[j]                           j >= n_rot
+ *
+ * where l, h are i, i + n_rot / 2 (NEOX: the halves rotate against each other) or, interleaved,
+ * 2 i, 2 i + 1 (NORM).
  *
  * q is changed in place; k (as b) and v (as it is) go to the row's page, as f16 or in blocks of 32
  * numbers (Q8_0):
@@ -61,13 +64,29 @@ vec2 rotation(uvec2 turns, uint position)
 
 Floats x;       /* the head as it came */
 Floats gain;
+bool has_norm;
 float scale;    /* of the norm */
 uint position;
 
-/* Number e of the head, normed. */
+/* Number e of the head, normed where there is a norm. */
 float normed(uint e)
 {
-	return x.at[e] * scale * gain.at[e];
+	return has_norm ? x.at[e] * scale * gain.at[e] : x.at[e];
+}
+
+/* The two numbers of pair i, the lower first. */
+uvec2 pair(uint i)
+{
+	return push.is_interleaved != 0 ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + push.n_rot / 2);
+}
+
+/* What the numbers of pair i become. */
+vec2 turned(uint i, uvec2 at)
+{
+	vec2 r = rotation(Pairs(push.turns).at[i], position);
+	float a0 = normed(at.x), a1 = normed(at.y);
+
+	return vec2(fma(a0, r.x, -(a1 * r.y)), fma(a1, r.x, a0 * r.y));
 }
 
 #if defined(KV_Q8_0)
@@ -79,10 +98,10 @@ float rotated(uint e)
 
 	if (e >= 2 * n_half)
 		return normed(e);
-	bool is_low = e < n_half;
-	vec2 r = rotation(Pairs(push.turns).at[is_low ? e : e - n_half], position);
-	float a0 = normed(is_low ? e : e - n_half), a1 = normed(is_low ? e + n_half : e);
-	return is_low ? fma(a0, r.x, -(a1 * r.y)) : fma(a1, r.x, a0 * r.y);
+	bool is_low = push.is_interleaved != 0 ? (e & 1) == 0 : e < n_half;
+	uint i = push.is_interleaved != 0 ? e / 2 : (is_low ? e : e - n_half);
+	vec2 t = turned(i, pair(i));
+	return is_low ? t.x : t.y;
 }
 
 /*
@@ -134,10 +153,10 @@ void store_kv(uvec2 keys_at, uvec2 values_at, uint row, Floats v)
 	HalvesOut v_out = HalvesOut(address_at(values_at, row, kv_row_bytes(dim)));
 
 	for (uint e = lane(); e < n_half; e += SUBGROUP) {
-		vec2 r = rotation(Pairs(push.turns).at[e], position);
-		float a0 = normed(e), a1 = normed(e + n_half);
-		k.at[e] = float16_t(fma(a0, r.x, -(a1 * r.y)));
-		k.at[e + n_half] = float16_t(fma(a1, r.x, a0 * r.y));
+		uvec2 at = pair(e);
+		vec2 t = turned(e, at);
+		k.at[at.x] = float16_t(t.x);
+		k.at[at.y] = float16_t(t.y);
 	}
 	for (uint e = 2 * n_half + lane(); e < dim; e += SUBGROUP)
 		k.at[e] = float16_t(normed(e));
@@ -152,10 +171,10 @@ void turn_query(FloatsOut q)
 	uint n_half = push.n_rot / 2;
 
 	for (uint e = lane(); e < n_half; e += SUBGROUP) {
-		vec2 r = rotation(Pairs(push.turns).at[e], position);
-		float a0 = normed(e), a1 = normed(e + n_half);
-		q.at[e] = fma(a0, r.x, -(a1 * r.y));
-		q.at[e + n_half] = fma(a1, r.x, a0 * r.y);
+		uvec2 at = pair(e);
+		vec2 t = turned(e, at);
+		q.at[at.x] = t.x;
+		q.at[at.y] = t.y;
 	}
 	for (uint e = 2 * n_half + lane(); e < push.head_dim; e += SUBGROUP)
 		q.at[e] = normed(e);
@@ -174,13 +193,17 @@ void main()
 	uvec2 qkv = address_at(push.qkv, i, 4 * dim * (push.n_head + 2 * push.n_head_kv));
 	uvec2 x_at = address_at(qkv, head, 4 * dim);
 	x = Floats(x_at);
-	gain = Floats(is_q ? push.q_gain : push.k_gain);
+	uvec2 gain_at = is_q ? push.q_gain : push.k_gain;
+	gain = Floats(gain_at);
+	has_norm = any(notEqual(gain_at, uvec2(0)));
 	position = row.position;
 
-	float squares = 0.0;
-	for (uint e = lane(); e < dim; e += SUBGROUP)
-		squares = fma(x.at[e], x.at[e], squares);
-	scale = norm_scale(sum_lanes(squares), dim, push.eps);
+	if (has_norm) {
+		float squares = 0.0;
+		for (uint e = lane(); e < dim; e += SUBGROUP)
+			squares = fma(x.at[e], x.at[e], squares);
+		scale = norm_scale(sum_lanes(squares), dim, push.eps);
+	}
 	if (is_q) {
 		turn_query(FloatsOut(x_at));
 		return;

@@ -3,10 +3,8 @@
 #define WORKERD_ARCH_QWEN3_H
 
 /*
- * qwen3, the dense model, as llama.cpp computes it (workerd/arch-stack.h), with
- *
- *	h = rms_norm(x) ffn_norm
- *	x = x + ffn_down (silu(ffn_gate h) * (ffn_up h))
+ * qwen3, the dense model, as llama.cpp computes it: workerd/arch-stack.h with norms of the heads, a
+ * rotation of halves and the dense feed-forward part.
  */
 #include "proto/util/cleanup.h"
 

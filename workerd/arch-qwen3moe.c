@@ -95,6 +95,7 @@ static int add_ffn(struct arch_stack *s, uint32_t layer)
 
 int arch_qwen3moe_build(const struct weights *w, struct graph *g, struct err *ret_err)
 {
+	static const struct arch_stack_kind kind = {.add_ffn = add_ffn, .has_head_norms = true};
 	const struct manifest_hparams *hp = w->manifest->hparams;
 
 	if (hp->n_expert == 0 || hp->n_expert > ABI_MAX_EXPERTS || hp->n_expert_used == 0 ||
@@ -107,5 +108,5 @@ int arch_qwen3moe_build(const struct weights *w, struct graph *g, struct err *re
 			MANIFEST_MAX_FF, hp->n_ff_expert);
 	g->n_expert = hp->n_expert;
 	g->n_expert_used = hp->n_expert_used;
-	return arch_stack_build(w, g, add_ffn, ret_err);
+	return arch_stack_build(w, g, &kind, ret_err);
 }

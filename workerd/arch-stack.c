@@ -72,6 +72,29 @@ int arch_stack_find_gain(const struct arch_stack *s, uint32_t layer, const char 
 	return find_gain(s, name, k, ret_tensor);
 }
 
+static int find_head_norms(const struct arch_stack *s, uint32_t layer, struct graph_op *rope)
+{
+	uint32_t dim = s->hp->head_dim_k;
+
+	if (!s->kind->has_head_norms)
+		return 0;
+	int r = arch_stack_find_gain(s, layer, "attn_q_norm", dim, &rope->rope_kv.q_gain);
+	return r ? r : arch_stack_find_gain(s, layer, "attn_k_norm", dim, &rope->rope_kv.k_gain);
+}
+
+static int find_rope(struct arch_stack *s)
+{
+	static const char factors[] = "rope_freqs.weight";
+	struct graph *g = s->g;
+
+	g->n_rot = s->hp->n_rot;
+	g->rope_base = s->hp->rope_base;
+	g->is_rope_interleaved = s->kind->is_rope_interleaved;
+	if (!s->kind->may_have_rope_factors || !manifest_find_tensor(s->w->manifest, factors))
+		return 0;
+	return find_gain(s, factors, g->n_rot / 2, &g->rope_factors);
+}
+
 static int add_attention(struct arch_stack *s, uint32_t layer)
 {
 	const struct manifest_hparams *hp = s->hp;
@@ -93,10 +116,7 @@ static int add_attention(struct arch_stack *s, uint32_t layer)
 		(r = arch_stack_find(s, layer, "attn_q", hp->n_embd, q_width, 1, &w[0])) ||
 		(r = arch_stack_find(s, layer, "attn_k", hp->n_embd, kv_width, 1, &w[1])) ||
 		(r = arch_stack_find(s, layer, "attn_v", hp->n_embd, kv_width, 1, &w[2])) ||
-		(r = arch_stack_find_gain(
-			 s, layer, "attn_q_norm", hp->head_dim_k, &rope.rope_kv.q_gain)) ||
-		(r = arch_stack_find_gain(
-			 s, layer, "attn_k_norm", hp->head_dim_k, &rope.rope_kv.k_gain)) ||
+		(r = find_head_norms(s, layer, &rope)) ||
 		(r = arch_stack_find(
 			 s, layer, "attn_output", q_width, hp->n_embd, 1, &out.matmul.w[0])) ||
 		(r = graph_add_value(s->g, q_width + 2 * kv_width, false, s->err, &qkv_value)) ||
@@ -133,11 +153,36 @@ static int add_head(struct arch_stack *s, const struct weights_tensor *embed)
 	return r ? r : graph_add_op(s->g, &best, s->err);
 }
 
-int arch_stack_build(
-	const struct weights *w, struct graph *g, arch_stack_add_fn add_ffn, struct err *ret_err)
+int arch_stack_add_dense(struct arch_stack *s, uint32_t layer)
+{
+	const struct manifest_hparams *hp = s->hp;
+	struct graph_op up = {.kind = GRAPH_MATMUL,
+		.matmul = {.n_parts = 2, .x = s->x, .r = GRAPH_NONE, .finish = OP_MATMUL_SWIGLU}};
+	struct graph_op down = {.kind = GRAPH_MATMUL,
+		.matmul = {.n_parts = 1, .y = s->x, .r = s->x, .finish = OP_MATMUL_ADD}};
+	struct weights_tensor *w = up.matmul.w;
+	uint32_t h = GRAPH_NONE; /* [m][n_ff] */
+	int r;
+
+	if ((r = arch_stack_find_gain(s, layer, "ffn_norm", hp->n_embd, &up.matmul.gain)) ||
+		(r = arch_stack_find(s, layer, "ffn_gate", hp->n_embd, hp->n_ff, 1, &w[0])) ||
+		(r = arch_stack_find(s, layer, "ffn_up", hp->n_embd, hp->n_ff, 1, &w[1])) ||
+		(r = arch_stack_find(
+			 s, layer, "ffn_down", hp->n_ff, hp->n_embd, 1, &down.matmul.w[0])) ||
+		(r = graph_add_value(s->g, hp->n_ff, false, s->err, &h)))
+		return r;
+	graph_name_value(s->g, h, "hidden");
+	up.matmul.y = down.matmul.x = h;
+	if ((r = graph_add_op(s->g, &up, s->err)))
+		return r;
+	return graph_add_op(s->g, &down, s->err);
+}
+
+int arch_stack_build(const struct weights *w, struct graph *g, const struct arch_stack_kind *kind,
+	struct err *ret_err)
 {
 	const struct manifest_hparams *hp = w->manifest->hparams;
-	struct arch_stack s = {.w = w, .hp = hp, .g = g, .err = ret_err};
+	struct arch_stack s = {.w = w, .hp = hp, .kind = kind, .g = g, .err = ret_err};
 	struct graph_op embed = {.kind = GRAPH_EMBED};
 	int r;
 
@@ -148,11 +193,10 @@ int arch_stack_build(
 	g->n_head = hp->n_head;
 	g->n_head_kv = hp->n_head_kv;
 	g->head_dim = hp->head_dim_k;
-	g->n_rot = hp->n_rot;
-	g->rope_base = hp->rope_base;
 	g->eps = hp->rms_eps;
 
-	if ((r = find(&s, "token_embd.weight", hp->n_embd, hp->n_vocab, 1, &embed.embed.w)) ||
+	if ((r = find_rope(&s)) ||
+		(r = find(&s, "token_embd.weight", hp->n_embd, hp->n_vocab, 1, &embed.embed.w)) ||
 		(r = graph_add_value(g, hp->n_embd, false, ret_err, &s.x)))
 		return r;
 	graph_name_value(g, s.x, "residual");
@@ -160,7 +204,7 @@ int arch_stack_build(
 	if ((r = graph_add_op(g, &embed, ret_err)))
 		return r;
 	for (uint32_t layer = 0; layer < hp->n_layers; layer++)
-		if ((r = add_attention(&s, layer)) || (r = add_ffn(&s, layer)))
+		if ((r = add_attention(&s, layer)) || (r = kind->add_ffn(&s, layer)))
 			return r;
 	return add_head(&s, &embed.embed.w);
 }

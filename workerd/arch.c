@@ -6,11 +6,13 @@
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
+#include "workerd/arch-llama.h"
 #include "workerd/arch-qwen3.h"
 #include "workerd/arch-qwen3moe.h"
 #include "workerd/weights.h"
 
 static const struct arch archs[] = {
+	{"llama", arch_llama_build},
 	{"qwen3", arch_qwen3_build},
 	{"qwen3moe", arch_qwen3moe_build},
 };
@@ -26,6 +28,7 @@ int arch_find(const struct weights *w, struct err *ret_err, const struct arch **
 			return 0;
 		}
 	}
-	return err_set(ret_err, ENOTSUP, "architecture: expected qwen3 or qwen3moe, found %.*s",
+	return err_set(ret_err, ENOTSUP,
+		"architecture: expected llama, qwen3 or qwen3moe, found %.*s",
 		(int)(s.n_bytes < 64 ? s.n_bytes : 64), (const char *)name);
 }

@@ -109,6 +109,8 @@ struct graph {
 	uint32_t head_dim;
 	uint32_t n_rot;
 	float rope_base;
+	bool is_rope_interleaved;           /* see workerd/ops/rope-kv.h */
+	struct weights_tensor rope_factors; /* [n_rot / 2] f32, read once; address 0: none */
 	float eps;
 	uint32_t n_expert; /* 0: the model has none */
 	uint32_t n_expert_used;

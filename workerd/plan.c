@@ -22,9 +22,9 @@
 #include "workerd/kv.h"
 #include "workerd/plan-layout.h"
 #include "workerd/ops/pool.h"
-#include "workerd/ops/rope-kv.h"
 #include "workerd/record.h"
 #include "workerd/stream.h"
+#include "workerd/turns.h"
 #include "workerd/weights.h"
 
 /* Recorded commands are for up to 1, 2, 4, ... rows. */
@@ -220,7 +220,10 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	};
 	if (n_constant_bytes == 0)
 		return 0;
-	op_rope_kv_fill_turns(g->rope_base, g->n_rot, (uint64_t *)(base + io.constants));
+	struct vk_slice turns = {.memory = p->io, .offset = io.constants, .n_bytes = n_turn_bytes};
+	r = turns_fill(p->d, p->weights, g, &turns, base + io.constants, ret_err);
+	if (r)
+		return r;
 	graph_fill_tables(g, (uint64_t *)(base + io.constants + n_turn_bytes));
 	struct vk_slice dst = {
 		.memory = p->scratch, .offset = scratch.constants, .n_bytes = n_constant_bytes};

@@ -84,6 +84,7 @@ static int record_rope_kv(const struct recorder *r, const struct graph_op *op)
 		.n_head_kv = r->g->n_head_kv,
 		.head_dim = r->g->head_dim,
 		.n_rot = r->g->n_rot,
+		.is_interleaved = r->g->is_rope_interleaved,
 		.n_slot_pages = r->a->n_slot_pages,
 		.layer = op->rope_kv.layer,
 		.kv_type = r->a->kv_type,

@@ -17,8 +17,8 @@ struct layer {
 	float *attn_q;      /* [n_head * head_dim][n_embd] */
 	float *attn_k;      /* [n_head_kv * head_dim][n_embd] */
 	float *attn_v;      /* [n_head_kv * head_dim][n_embd] */
-	float *attn_q_norm; /* [head_dim] */
-	float *attn_k_norm; /* [head_dim] */
+	float *attn_q_norm; /* [head_dim]; NULL: none */
+	float *attn_k_norm; /* [head_dim]; NULL: none */
 	float *attn_output; /* [n_embd][n_head * head_dim] */
 	float *ffn_norm;    /* [n_embd] */
 	float *router;      /* [n_expert][n_embd], NULL without experts */
@@ -31,8 +31,11 @@ struct layer {
 
 struct ref_model {
 	struct manifest_hparams hp;
+	bool is_llama;
 	bool has_q8_0_kv;
-	uint32_t n_ff; /* of an expert, where there are any */
+	struct ref_ops_rope rope;
+	float *rope_factors; /* [n_rot / 2]; NULL: none */
+	uint32_t n_ff;       /* of an expert, where there are any */
 	struct layer *layers;
 	float *token_embd;  /* [n_vocab][n_embd] */
 	float *output;      /* [n_vocab][n_embd], may be token_embd */
@@ -86,8 +89,10 @@ static void load_layer(struct ref_model *r, const struct manifest *m, const uint
 	l->attn_q = load(m, image, "blk.%u.attn_q.weight", i);
 	l->attn_k = load(m, image, "blk.%u.attn_k.weight", i);
 	l->attn_v = load(m, image, "blk.%u.attn_v.weight", i);
-	l->attn_q_norm = load(m, image, "blk.%u.attn_q_norm.weight", i);
-	l->attn_k_norm = load(m, image, "blk.%u.attn_k_norm.weight", i);
+	if (!r->is_llama) {
+		l->attn_q_norm = load(m, image, "blk.%u.attn_q_norm.weight", i);
+		l->attn_k_norm = load(m, image, "blk.%u.attn_k_norm.weight", i);
+	}
 	l->attn_output = load(m, image, "blk.%u.attn_output.weight", i);
 	l->ffn_norm = load(m, image, "blk.%u.ffn_norm.weight", i);
 	const char *suffix = r->hp.n_expert ? "_exps" : "";
@@ -100,6 +105,19 @@ static void load_layer(struct ref_model *r, const struct manifest *m, const uint
 	l->values = floats(n_kept);
 }
 
+static void init_rope(struct ref_model *r, const struct manifest *m, const uint8_t *image)
+{
+	const struct manifest_string name = r->hp.architecture;
+
+	r->is_llama = name.n_bytes == 5 && !memcmp(manifest_get_string(m, name), "llama", 5);
+	if (r->is_llama && manifest_find_tensor(m, "rope_freqs.weight"))
+		r->rope_factors = load(m, image, "rope_freqs.weight");
+	r->rope = (struct ref_ops_rope){.n_rot = r->hp.n_rot,
+		.base = r->hp.rope_base,
+		.is_interleaved = r->is_llama,
+		.factors = r->rope_factors};
+}
+
 struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
 {
 	struct ref_model *r = calloc(1, sizeof(*r));
@@ -109,6 +127,7 @@ struct ref_model *ref_model_new(const struct manifest *m, const uint8_t *image)
 		abort();
 	r->hp = *hp;
 	r->n_ff = hp->n_expert ? hp->n_ff_expert : hp->n_ff;
+	init_rope(r, m, image);
 	r->token_embd = load(m, image, "token_embd.weight");
 	r->output = hp->tied_embeddings ? r->token_embd : load(m, image, "output.weight");
 	r->output_norm = load(m, image, "output_norm.weight");
@@ -149,7 +168,7 @@ struct ref_model *ref_model_free(struct ref_model *r)
 	if (r->output != r->token_embd)
 		free(r->output);
 	float *const all[] = {r->token_embd, r->output_norm, r->x, r->h, r->q, r->attended, r->gate,
-		r->up, r->mixed, r->scores, r->logits};
+		r->up, r->mixed, r->scores, r->logits, r->rope_factors};
 	for (unsigned i = 0; i < ARRAY_SIZE(all); i++)
 		free(all[i]);
 	free(r);
@@ -190,8 +209,7 @@ void ref_model_drop(struct ref_model *r, uint32_t n_keep, uint32_t n_gone, bool 
 			memcpy(v, v + (uint64_t)n_gone * kv_width, sizeof(float) * kv_width);
 			memcpy(k, k + (uint64_t)n_gone * kv_width, sizeof(float) * kv_width);
 			for (uint32_t h = 0; h < r->hp.n_head_kv; h++) {
-				ref_ops_rope_back(
-					k + h * dim, r->hp.n_rot, r->hp.rope_base, n_gone);
+				ref_ops_rope_back(k + h * dim, &r->rope, n_gone);
 				if (!is_exact)
 					keep(r, k + h * dim, dim);
 			}
@@ -222,9 +240,10 @@ static void attend(struct ref_model *r, const struct layer *l, uint32_t window)
 	for (uint32_t h = 0; h < hp->n_head + hp->n_head_kv; h++) {
 		bool is_q = h < hp->n_head;
 		float *head = is_q ? r->q + h * dim : k + (h - hp->n_head) * dim;
-		ref_ops_rms_norm(
-			head, is_q ? l->attn_q_norm : l->attn_k_norm, dim, hp->rms_eps, head);
-		ref_ops_rope(head, hp->n_rot, hp->rope_base, r->n_tokens);
+		const float *gain = is_q ? l->attn_q_norm : l->attn_k_norm;
+		if (gain)
+			ref_ops_rms_norm(head, gain, dim, hp->rms_eps, head);
+		ref_ops_rope(head, &r->rope, r->n_tokens);
 	}
 	for (uint32_t h = 0; h < hp->n_head_kv; h++) {
 		keep(r, k + h * dim, dim);

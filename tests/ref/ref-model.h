@@ -3,9 +3,9 @@
 #define TESTS_REF_REF_MODEL_H
 
 /*
- * A qwen3 or qwen3moe model computed by the scalar references, one token after the other, its
- * matrices dequantised from the same bytes that the device reads; keys and values are kept as f16
- * or Q8_0, as the engine keeps them. Any one thread.
+ * A llama, qwen3 or qwen3moe model computed by the scalar references, one token after the other,
+ * its matrices dequantised from the same bytes that the device reads; keys and values are kept as
+ * f16 or Q8_0, as the engine keeps them. Any one thread.
  */
 #include <stdbool.h>
 #include <stdint.h>

@@ -165,28 +165,31 @@ void ref_ops_route(
 		ret_weights[i] = (float)(exp(logits[ret_ids[i]] - highest) / all / chosen);
 }
 
-static void rotate(float *head, uint32_t n_rot, float base, long double position)
+static void rotate(float *head, const struct ref_ops_rope *rope, long double position)
 {
-	uint32_t n_half = n_rot / 2;
+	uint32_t n_half = rope->n_rot / 2;
 
 	for (uint32_t i = 0; i < n_half; i++) {
-		long double angle = position * powl(base, -2.0L * i / n_rot);
+		long double factor = rope->factors ? rope->factors[i] : 1.0L;
+		long double angle = position * powl(rope->base, -2.0L * i / rope->n_rot) / factor;
 		long double c = cosl(angle), s = sinl(angle);
-		float a0 = head[i], a1 = head[i + n_half];
+		float *x0 = rope->is_interleaved ? head + 2 * i : head + i;
+		float *x1 = rope->is_interleaved ? x0 + 1 : x0 + n_half;
+		float a0 = *x0, a1 = *x1;
 
-		head[i] = (float)(a0 * c - a1 * s);
-		head[i + n_half] = (float)(a1 * c + a0 * s);
+		*x0 = (float)(a0 * c - a1 * s);
+		*x1 = (float)(a1 * c + a0 * s);
 	}
 }
 
-void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position)
+void ref_ops_rope(float *head, const struct ref_ops_rope *rope, uint32_t position)
 {
-	rotate(head, n_rot, base, position);
+	rotate(head, rope, position);
 }
 
-void ref_ops_rope_back(float *head, uint32_t n_rot, float base, uint32_t n_positions)
+void ref_ops_rope_back(float *head, const struct ref_ops_rope *rope, uint32_t n_positions)
 {
-	rotate(head, n_rot, base, -(long double)n_positions);
+	rotate(head, rope, -(long double)n_positions);
 }
 
 void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,

@@ -6,6 +6,7 @@
  * The operations of the engine as plain loops that sum in double: what kernels are held against.
  * Written from the formulas, not from the kernels. Any thread.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 /* IEEE binary16 and back; to half rounds to nearest, ties to even. */
@@ -45,11 +46,20 @@ float ref_ops_silu(float x);
 void ref_ops_route(
 	const float *logits, uint32_t n, uint32_t n_used, uint32_t *ret_ids, float *ret_weights);
 
-/* NEOX rotation of the first n_rot numbers of a head, in place; angles in long double. */
-void ref_ops_rope(float *head, uint32_t n_rot, float base, uint32_t position);
+/* Of the first n_rot numbers pair i turns by base^(-2 i / n_rot) / factors[i] a position. */
+struct ref_ops_rope {
+	uint32_t n_rot;
+	float base;
+	bool is_interleaved;  /* pair i: numbers 2 i and 2 i + 1 (NORM), else i and i + n_rot / 2
+				 (NEOX) */
+	const float *factors; /* [n_rot / 2]; NULL: 1 each */
+};
+
+/* Rotation of a head, in place; angles in long double. */
+void ref_ops_rope(float *head, const struct ref_ops_rope *rope, uint32_t position);
 
 /* Undoes it: rotates by minus so many positions. */
-void ref_ops_rope_back(float *head, uint32_t n_rot, float base, uint32_t n_positions);
+void ref_ops_rope_back(float *head, const struct ref_ops_rope *rope, uint32_t n_positions);
 
 /*
  * y = sum over j < n_keys of softmax_j(q . k[j] / sqrt(dim)) v[j]; q and y [dim], k[j] and v[j]

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rope-kv kernel against the scalar reference: norm and rotation of queries and keys at
- * positions up to 131071, keys and values in the right page, layer, place and head, nothing else.
+ * The rope-kv kernel against the scalar reference: norm, where there is one, and rotation, of
+ * halves or of neighbours and with factors, of queries and keys at positions up to 131071, keys and
+ * values in the right page, layer, place and head, nothing else.
  */
 #include <math.h>
 
@@ -22,6 +23,9 @@ struct shape {
 	uint32_t head_dim;
 	uint32_t n_rot;
 	float base;
+	bool is_interleaved;
+	bool has_factors;
+	bool has_norms;
 	uint32_t m;
 	uint32_t n_rows;
 };
@@ -68,15 +72,21 @@ static void check_kept(struct op_arena *a, const struct op_pages *p, const struc
 
 static void check_row(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
 	uint32_t layer, const struct abi_row *row, uint32_t i, const float *before,
-	const float *after, const float *q_gain, const float *k_gain, float eps)
+	const float *after, const float *q_gain, const float *k_gain, const float *factors,
+	float eps)
 {
+	const struct ref_ops_rope rope = {.n_rot = s->n_rot,
+		.base = s->base,
+		.is_interleaved = s->is_interleaved,
+		.factors = s->has_factors ? factors : NULL};
 	float head[MAX_DIM];
 
 	for (uint32_t h = 0; h < s->n_head + s->n_head_kv; h++) {
 		bool is_q = h < s->n_head;
-		ref_ops_rms_norm(
-			before + h * s->head_dim, is_q ? q_gain : k_gain, s->head_dim, eps, head);
-		ref_ops_rope(head, s->n_rot, s->base, row->position);
+		memcpy(head, before + h * s->head_dim, sizeof(float) * s->head_dim);
+		if (s->has_norms)
+			ref_ops_rms_norm(head, is_q ? q_gain : k_gain, s->head_dim, eps, head);
+		ref_ops_rope(head, &rope, row->position);
 		if (is_q) {
 			/* Numbers up to some units, a few roundings of 2^-24 each. */
 			for (uint32_t e = 0; e < s->head_dim; e++)
@@ -140,11 +150,17 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 	uint64_t k_gain = op_arena_take_floats(a, s->head_dim);
 	uint64_t turns = op_arena_take(a, sizeof(uint64_t) * (s->n_rot / 2), 0);
 	uint64_t rows_at = op_arena_take(a, sizeof(rows), 0);
-	op_rope_kv_fill_turns(s->base, s->n_rot, (uint64_t *)(a->map + turns));
+	float factors[MAX_DIM / 2];
+	for (uint32_t i = 0; i < s->n_rot / 2; i++)
+		/* Some of them 1, as in the files that have any. */
+		factors[i] = i % 3 ? 0.01f * (float)op_arena_random(a, 5, 3200) : 1.0f;
+	op_rope_kv_fill_turns(
+		s->base, s->has_factors ? factors : NULL, s->n_rot, (uint64_t *)(a->map + turns));
 	memcpy(a->map + rows_at, rows, sizeof(rows[0]) * s->m);
 	struct op_rope_kv_params p = {.qkv = op_arena_address(a, qkv),
-		.q_gain = op_arena_address(a, q_gain),
-		.k_gain = op_arena_address(a, k_gain),
+		.q_gain = s->has_norms ? op_arena_address(a, q_gain) : 0,
+		.k_gain = s->has_norms ? op_arena_address(a, k_gain) : 0,
+		.is_interleaved = s->is_interleaved,
 		.turns = op_arena_address(a, turns),
 		.rows = op_arena_address(a, rows_at),
 		.m = op_arena_address(a, op_arena_take_u32(a, s->m)),
@@ -171,7 +187,7 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 		check_row(a, s, &pages, layer, &rows[i], i,
 			(const float *)(a->before + qkv) + i * width,
 			op_arena_floats(a, qkv) + i * width, op_arena_floats(a, q_gain),
-			op_arena_floats(a, k_gain), p.eps);
+			op_arena_floats(a, k_gain), factors, p.eps);
 }
 
 static void run_shapes(enum kv_layout_type type)
@@ -180,14 +196,21 @@ static void run_shapes(enum kv_layout_type type)
 	struct op_arena a;
 
 	op_arena_init(&a, 16 << 20, seed);
-	for (uint32_t i = 0; i < 28; i++) {
+	/* Every dim with every combination of the three. */
+	for (uint32_t i = 0; i < 8 * ARRAY_SIZE(dims); i++) {
+		const uint32_t kind = i / ARRAY_SIZE(dims) % 8;
 		struct shape s = {.type = type,
+			.is_interleaved = kind & 1,
+			.has_factors = kind & 2,
+			.has_norms = !(kind & 4),
 			.head_dim = dims[i % ARRAY_SIZE(dims)],
 			.n_head_kv = op_arena_random(&a, 1, 3),
 			.n_rows = op_arena_random(&a, 1, MAX_M)};
 		s.n_head = s.n_head_kv * op_arena_random(&a, 1, 4);
 		s.m = op_arena_random(&a, 1, s.n_rows);
-		s.n_rot = i < 7 ? s.head_dim : 2 * op_arena_random(&a, 0, s.head_dim / 2);
+		s.n_rot = s.head_dim;
+		if (op_arena_random(&a, 0, 1))
+			s.n_rot = 2 * op_arena_random(&a, 0, s.head_dim / 2);
 		s.base = i % 2 ? 1e6f : 1e4f;
 		run_shape(&a, &s);
 	}
@@ -231,7 +254,7 @@ static void test_zeros(void **state)
 	memset(a.map + qkv, 0, sizeof(float) * 3 * 64);
 	uint64_t gain = op_arena_take_floats(&a, 64);
 	uint64_t turns = op_arena_take(&a, sizeof(uint64_t) * 32, 0);
-	op_rope_kv_fill_turns(1e4f, 64, (uint64_t *)(a.map + turns));
+	op_rope_kv_fill_turns(1e4f, NULL, 64, (uint64_t *)(a.map + turns));
 	uint64_t rows_at = op_arena_take(&a, sizeof(row), 0);
 	memcpy(a.map + rows_at, &row, sizeof(row));
 	struct op_rope_kv_params p = {.qkv = op_arena_address(&a, qkv),

@@ -9,13 +9,13 @@
 #include "proto/manifest.h"
 #include "tests/ref/gguf-build.h"
 #include "tests/ref/ref-model.h"
+#include "tests/vulkan/against-scalar.h"
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
-#include "workerd/kv.h"
-#include "workerd/plan.h"
+#include "workerd/kv-layout.h"
 #include "workerd/weights.h"
 
-enum { N_TOKENS = 150, N_ROWS = 16, WINDOW = 40 };
+enum { N_TOKENS = AGAINST_SCALAR_TOKENS, WINDOW = 40 };
 
 struct kind {
 	const char *arch;
@@ -27,76 +27,15 @@ struct kind {
 static void write_model(const struct kind *k, char *path)
 {
 	struct gguf_build *b = gguf_build_new_qwen3(&k->shape);
-	uint64_t n_bytes = 0;
 	char key[64];
-	int fd = mkstemp(path);
 
-	assert_true(fd >= 0);
 	snprintf(key, sizeof(key), "%s.attention.sliding_window", k->arch);
 	if (k->window)
 		gguf_build_set_u32(b, key, k->window);
 	snprintf(key, sizeof(key), "%s.attention.sliding_window_pattern", k->arch);
 	if (k->pattern)
 		gguf_build_set_u32(b, key, k->pattern);
-	uint8_t *file = gguf_build_file(b, &n_bytes);
-	assert_int_equal(write(fd, file, n_bytes), (ssize_t)n_bytes);
-	close(fd);
-	free(file);
-	gguf_build_free(b);
-}
-
-/* The largest difference of any logit at any position from the scalar model's; its spread too. */
-static float compare(struct vk_device *d, const struct model_on_device *m, enum kv_layout_type type,
-	float *ret_largest)
-{
-	const struct manifest_hparams *hp = m->weights->manifest->hparams;
-	const struct kv_params kv_params = {.type = type,
-		.n_layers = hp->n_layers,
-		.n_head_kv = hp->n_head_kv,
-		.head_dim = hp->head_dim_k,
-		.n_slots = 1,
-		.n_ctx = N_TOKENS,
-		.n_tokens = N_TOKENS};
-	const struct plan_params plan_params = {
-		.n_rows = N_ROWS, .n_logit_rows = N_ROWS, .kernels = PLAN_KERNELS_EXACT};
-	struct ref_model *scalar = ref_model_new(m->weights->manifest, m->image);
-	struct plan_row rows[N_ROWS];
-	uint32_t want[N_ROWS], slot = 0;
-	struct kv *kv = NULL;
-	struct plan *plan = NULL;
-	struct err e = ERR_NULL;
-	const float *logits = NULL;
-	float worst = 0.0f;
-
-	if (type == KV_LAYOUT_Q8_0)
-		ref_model_use_q8_0_kv(scalar);
-	on_device_check(kv_new(d, &kv_params, &e, &kv), &e, "kv");
-	on_device_check(plan_new(d, m->weights, kv, &plan_params, &e, &plan), &e, "plan");
-	on_device_check(kv_open(kv, &e, &slot), &e, "open");
-	on_device_check(kv_reserve(kv, slot, N_TOKENS, &e), &e, "reserve");
-	for (uint32_t at = 0; at < N_TOKENS; at += N_ROWS) {
-		uint32_t n = N_TOKENS - at < N_ROWS ? N_TOKENS - at : N_ROWS;
-		for (uint32_t i = 0; i < n; i++) {
-			want[i] = i;
-			rows[i] = (struct plan_row){.token = (at + i) * 7919u % hp->n_vocab,
-				.position = at + i,
-				.slot = slot};
-		}
-		on_device_check(plan_step(plan, rows, n, want, n, &e, &logits), &e, "step");
-		for (uint32_t i = 0; i < n; i++) {
-			const float *expected = ref_model_step(scalar, rows[i].token);
-			const float *found = logits + (uint64_t)i * hp->n_vocab;
-			for (uint32_t t = 0; t < hp->n_vocab; t++) {
-				assert_true(isfinite(found[t]));
-				worst = fmaxf(worst, fabsf(found[t] - expected[t]));
-				*ret_largest = fmaxf(*ret_largest, fabsf(expected[t]));
-			}
-		}
-	}
-	plan_free(plan);
-	kv_free(kv);
-	ref_model_free(scalar);
-	return worst;
+	against_scalar_write(b, path);
 }
 
 /* The same against tokens that a model without the window sees: that the window is there at all. */
@@ -112,7 +51,7 @@ static void run(const struct kind *k, enum kv_layout_type type, float tolerance)
 	unlink(path);
 	const struct manifest_hparams *hp = m.weights->manifest->hparams;
 	assert_int_equal(manifest_get_window(hp, 0), k->window);
-	float worst = compare(d, &m, type, &largest);
+	float worst = against_scalar_compare(d, &m, type, &largest);
 	print_message("# %s, head of %u, window %u, %s: logits up to %.3g, off by %.3g\n", k->arch,
 		hp->head_dim_k, k->window, kv_layout_type_name(type), (double)largest,
 		(double)worst);
@@ -185,8 +124,8 @@ static void test_window_matters(void **state)
 	struct ref_model *all = ref_model_new(b.weights->manifest, b.image);
 	uint32_t n_vocab = a.weights->manifest->hparams->n_vocab;
 	for (uint32_t i = 0; i < N_TOKENS; i++) {
-		const float *x = ref_model_step(narrow, i * 7919u % n_vocab);
-		const float *y = ref_model_step(all, i * 7919u % n_vocab);
+		const float *x = ref_model_step(narrow, against_scalar_token(i, n_vocab));
+		const float *y = ref_model_step(all, against_scalar_token(i, n_vocab));
 		float same = 0.0f;
 		for (uint32_t t = 0; t < n_vocab; t++)
 			same = fmaxf(same, fabsf(x[t] - y[t]));

@@ -10,13 +10,13 @@
 
 _Static_assert(ABI_KV_PAGE_TOKENS == KV_PAGE_TOKENS, "kernels and kv agree on a page");
 
-void op_rope_kv_fill_turns(float base, uint32_t n_rot, uint64_t *ret_turns)
+void op_rope_kv_fill_turns(float base, const float *factors, uint32_t n_rot, uint64_t *ret_turns)
 {
 	for (uint32_t i = 0; i < n_rot / 2; i++) {
-		long double angle = powl(base, -2.0L * i / n_rot);
+		long double angle = powl(base, -2.0L * i / n_rot) / (factors ? factors[i] : 1.0L);
 		long double turns = angle / (2.0L * 3.14159265358979323846264338327950288L);
 
-		/* Whole turns are none: a base below 1 gives angles above one turn. */
+		/* Whole turns are none: a base or a factor below 1 gives angles above one turn. */
 		turns -= floorl(turns);
 		ret_turns[i] = (uint64_t)ldexpl(turns, 64);
 	}
@@ -43,6 +43,7 @@ int op_rope_kv_record(struct op_pool *pool, struct vk_command *c, const struct o
 		.n_slot_pages = p->n_slot_pages,
 		.layer = p->layer,
 		.eps = p->eps,
+		.is_interleaved = p->is_interleaved,
 	};
 
 	if (p->n_rot % 2 || p->n_rot > p->head_dim)
