@@ -248,17 +248,23 @@ static int engine_generate(struct engine *e, struct message *m, struct err *ret_
 static int engine_append(struct engine *e, struct message *m, struct err *ret_err)
 {
 	struct message_append *a = &m->append;
+	uint32_t n_skipped = 0;
 	int r = 0;
 
 	if (m->epoch && m->epoch != e->epoch)
 		return err_set(ret_err, ESTALE,
 			"session %" PRIu64 ": the model was replaced by one with other tokens",
 			a->session);
-	r = scheduler_append(
-		e->scheduler, m->client, a->session, a->ids, a->n_ids, ret_err, &a->n_total);
-
+	if (a->begins_with_bos) {
+		r = scheduler_append(
+			e->scheduler, m->client, a->session, NULL, 0, ret_err, &a->n_total);
+		n_skipped = a->n_total > 0;
+	}
 	if (!r)
-		a->n_added = (uint32_t)a->n_ids;
+		r = scheduler_append(e->scheduler, m->client, a->session, a->ids + n_skipped,
+			a->n_ids - n_skipped, ret_err, &a->n_total);
+	if (!r)
+		a->n_added = (uint32_t)a->n_ids - n_skipped;
 	return r;
 }
 

@@ -81,7 +81,8 @@ struct message_append {
 	bool add_generation_prompt;
 	const uint32_t *ids; /* of TOKENS */
 	uint64_t n_ids;
-	uint32_t n_added; /* answer */
+	bool begins_with_bos; /* ids[0] is for a session that is empty alone */
+	uint32_t n_added;     /* answer */
 	uint32_t n_total; /* answer */
 };
 

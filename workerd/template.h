@@ -3,9 +3,10 @@
 #define WORKERD_TEMPLATE_H
 
 /*
- * Chat messages to tokens. The ChatML form is known by its marks in the model's template; another
- * template is refused by name. What a message says is plain text: a "<|im_end|>" typed by a user
- * does not end his turn.
+ * Chat messages to tokens. The forms of ChatML and of Llama 3 are known by their marks in the
+ * model's template; another template is refused by name. What a message says is plain text: a
+ * "<|im_end|>" typed by a user does not end his turn. A BOS token is no part of it: see
+ * workerd/text.c.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,7 +18,7 @@ struct manifest;
 struct tokenizer;
 struct tokenizer_ids;
 
-enum template_kind { TEMPLATE_NONE, TEMPLATE_CHATML };
+enum template_kind { TEMPLATE_NONE, TEMPLATE_CHATML, TEMPLATE_LLAMA3 };
 
 struct template_message {
 	const char *role; /* "system", "user", "assistant", NUL-terminated */

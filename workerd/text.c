@@ -50,7 +50,8 @@ static int text_encode(struct text *t, const char *text, uint64_t n_bytes, bool 
 	return tokenizer_encode(t->tokenizer, text, n_bytes, parse_special, ret_err, ids);
 }
 
-static int text_encode_chat(struct text *t, const struct message_append *a, struct err *ret_err,
+/* A conversation begins with BOS where the model wants one; that is no part of a later message. */
+static int text_encode_chat(struct text *t, struct message_append *a, struct err *ret_err,
 	struct tokenizer_ids *ids)
 {
 	if (t->template_code) {
@@ -59,6 +60,10 @@ static int text_encode_chat(struct text *t, const struct message_append *a, stru
 	}
 	if (t->template == TEMPLATE_NONE)
 		return err_set(ret_err, ENOTSUP, "chat: the model has no template");
+	int r = text_add_bos(t, ids);
+	if (r)
+		return r;
+	a->begins_with_bos = ids->n > 0;
 	return template_encode(t->template, t->tokenizer, a->chat, a->n_chat,
 		a->add_generation_prompt, ret_err, ids);
 }

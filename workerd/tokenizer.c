@@ -18,6 +18,7 @@
  *	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|
  *	\s*[\r\n]+|\s+(?!\S)|\s+
  *
+ * and Llama 3's, which is the same with \p{N}{1,3},
  * written so that nothing is tried twice: possessive where giving back cannot help, and \s*[\r\n]+
  * as repeated blanks-then-breaks. Otherwise a run of a million blanks costs a backtrack for each.
  * \s is spelled out as Unicode's White_Space: PCRE2's own takes U+180E for a space too. What is a
@@ -28,16 +29,27 @@
 #define BLANK                                                                                     \
 	"\\t\\x{0b}\\x{0c} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}" \
 	"\\x{205f}\\x{3000}"
-static const char qwen2_words[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-				  "|[^" BREAK "\\p{L}\\p{N}]?+\\p{L}++"
-				  "|\\p{N}"
-				  "| ?+[^" BREAK BLANK "\\p{L}\\p{N}]++[" BREAK "]*+"
-				  "|(?:[" BLANK "]*+[" BREAK "]++)++"
-				  "|[" BREAK BLANK "]+(?![^" BREAK BLANK "])"
-				  "|[" BREAK BLANK "]++";
+#define WORDS(number)                                                  \
+	"(?i:'s|'t|'re|'ve|'m|'ll|'d)"                                 \
+	"|[^" BREAK "\\p{L}\\p{N}]?+\\p{L}++"                          \
+	"|" number "| ?+[^" BREAK BLANK "\\p{L}\\p{N}]++[" BREAK "]*+" \
+	"|(?:[" BLANK "]*+[" BREAK "]++)++"                            \
+	"|[" BREAK BLANK "]+(?![^" BREAK BLANK "])"                    \
+	"|[" BREAK BLANK "]++"
+
+/* takes_words: a word that is a token is that token, whether merges lead there or not. */
+static const struct rule {
+	enum manifest_pre_tokenizer pre;
+	const char *words;
+	bool takes_words;
+} rules[] = {
+	{MANIFEST_PRE_QWEN2, WORDS("\\p{N}"), false},
+	{MANIFEST_PRE_LLAMA3, WORDS("\\p{N}{1,3}+"), true},
+};
 
 struct tokenizer {
 	const struct manifest *m;
+	const struct rule *rule;
 	struct bpe *bpe;
 	pcre2_code *words;
 	pcre2_match_data *match;
@@ -110,7 +122,7 @@ static int compile_words(struct tokenizer *t, struct err *ret_err)
 	PCRE2_UCHAR text[128];
 	int code;
 
-	t->words = pcre2_compile((PCRE2_SPTR)qwen2_words, PCRE2_ZERO_TERMINATED,
+	t->words = pcre2_compile((PCRE2_SPTR)t->rule->words, PCRE2_ZERO_TERMINATED,
 		PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &code, &offset, NULL);
 	if (!t->words) {
 		pcre2_get_error_message(code, text, sizeof(text));
@@ -124,21 +136,30 @@ static int compile_words(struct tokenizer *t, struct err *ret_err)
 	return t->match ? 0 : -ENOMEM;
 }
 
+static const struct rule *find_rule(const struct manifest_tokenizer *t)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(rules); i++)
+		if (t->model == MANIFEST_TOKENIZER_BPE && t->pre == rules[i].pre)
+			return &rules[i];
+	return NULL;
+}
+
 int tokenizer_new(const struct manifest *m, struct err *ret_err, struct tokenizer **ret_tokenizer)
 {
-	if (m->tokenizer->model != MANIFEST_TOKENIZER_BPE ||
-		m->tokenizer->pre != MANIFEST_PRE_QWEN2)
+	const struct rule *rule = find_rule(m->tokenizer);
+
+	if (!rule)
 		return err_set(ret_err, ENOTSUP,
-			"tokenizer: expected byte-level BPE (%d) with pre-tokenizer qwen2 (%d), "
-			"found "
-			"model %u, pre-tokenizer %u",
-			MANIFEST_TOKENIZER_BPE, MANIFEST_PRE_QWEN2, m->tokenizer->model,
-			m->tokenizer->pre);
+			"tokenizer: expected byte-level BPE (%d) with pre-tokenizer qwen2 (%d) or "
+			"llama3 (%d), found model %u, pre-tokenizer %u",
+			MANIFEST_TOKENIZER_BPE, MANIFEST_PRE_QWEN2, MANIFEST_PRE_LLAMA3,
+			m->tokenizer->model, m->tokenizer->pre);
 
 	struct tokenizer *t = calloc(1, sizeof(*t));
 	if (!t)
 		return -ENOMEM;
 	t->m = m;
+	t->rule = rule;
 	int r = bpe_new(m, &t->bpe);
 	if (r == 0)
 		r = index_specials(t);
@@ -204,6 +225,19 @@ static uint32_t find_special(
 	return best;
 }
 
+static int encode_word(struct tokenizer *t, const uint8_t *word, uint32_t n_bytes,
+	struct err *ret_err, struct tokenizer_ids *ids)
+{
+	uint32_t id = MANIFEST_NONE;
+
+	if (t->rule->takes_words)
+		id = manifest_find_token(t->m, word, n_bytes);
+	/* Of equal bytes a normal token is found first; a special one is no word. */
+	if (id != MANIFEST_NONE && t->m->tokens[id].type == MANIFEST_TOKEN_NORMAL)
+		return tokenizer_ids_append(ids, id);
+	return bpe_encode(t->bpe, word, n_bytes, ret_err, ids);
+}
+
 /* Valid UTF-8 without specials. */
 static int encode_utf8(struct tokenizer *t, const uint8_t *text, uint64_t n_bytes,
 	struct err *ret_err, struct tokenizer_ids *ids)
@@ -218,7 +252,7 @@ static int encode_utf8(struct tokenizer *t, const uint8_t *text, uint64_t n_byte
 				"text: regular expression: %s", why);
 		}
 		uint64_t end = pcre2_get_ovector_pointer(t->match)[1];
-		r = bpe_encode(t->bpe, text + at, (uint32_t)(end - at), ret_err, ids);
+		r = encode_word(t, text + at, (uint32_t)(end - at), ret_err, ids);
 		if (r < 0)
 			return r;
 		at = end;

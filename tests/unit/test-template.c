@@ -175,8 +175,8 @@ static void test_find(void **state)
 	assert_int_equal(kind, TEMPLATE_NONE);
 	assert_int_equal(find("{{ '<|im_start|>' }} {{ '<|im_end|>' }}", &err, &kind), 0);
 	assert_int_equal(kind, TEMPLATE_CHATML);
-	assert_int_equal(find("<|start_header_id|>user", &err, &kind), -ENOTSUP);
-	assert_non_null(strstr(err.text, "Llama 3"));
+	assert_int_equal(find("<start_of_turn>user", &err, &kind), -ENOTSUP);
+	assert_non_null(strstr(err.text, "Gemma"));
 	assert_int_equal(find("{% what is\nthis %}", &err, &kind), -ENOTSUP);
 	assert_non_null(strstr(err.text, "{% what is?this %}"));
 	assert_int_equal(kind, TEMPLATE_CHATML);
