@@ -10,10 +10,7 @@
 #include "proto/util/err.h"
 #include "weightd/gguf.h"
 
-enum {
-	SHAPE_BYTES = 96,
-	DTYPE_ID_END = 64, /* beyond every id the format has */
-};
+enum { SHAPE_BYTES = 96 };
 
 struct checker {
 	const struct gguf *g;
@@ -81,33 +78,15 @@ static int check_shape(
 		gguf_label(t->name).text, expected, found);
 }
 
-/* "f32, f16 or q8_0" */
-static void format_supported(char *ret, size_t n_bytes)
-{
-	const struct dtype *list[DTYPE_ID_END];
-	uint32_t n = 0;
-	size_t at = 0;
-
-	for (uint32_t id = 0; id < DTYPE_ID_END; id++) {
-		const struct dtype *t = dtype_find(id);
-		if (t && t->is_supported)
-			list[n++] = t;
-	}
-	ret[0] = '\0';
-	for (uint32_t i = 0; i < n && at < n_bytes; i++)
-		at += (size_t)snprintf(ret + at, n_bytes - at, "%s%s",
-			i == 0 ? "" : (i + 1 == n ? " or " : ", "), list[i]->name);
-}
-
 static int check_format(
 	const struct checker *c, const struct tensors_row *row, const struct gguf_tensor *t)
 {
-	char supported[128] = "f32";
+	char supported[DTYPE_LIST_BYTES] = "f32";
 
 	if (row->kind == TENSORS_NORM ? t->dtype->id == DTYPE_F32 : t->dtype->is_supported)
 		return 0;
 	if (row->kind == TENSORS_MATRIX)
-		format_supported(supported, sizeof(supported));
+		dtype_list_supported(supported);
 	return err_set(c->err, ENOTSUP,
 		"tensor %s: block format %s is not supported: expected %s, found %s",
 		gguf_label(t->name).text, t->dtype->name, supported, t->dtype->name);

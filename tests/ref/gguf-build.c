@@ -267,65 +267,6 @@ uint64_t gguf_build_data_bytes(const struct gguf_build *b)
 	return n;
 }
 
-static uint64_t next_random(uint64_t *rng)
-{
-	/* xorshift64, Marsaglia 2003, shifts 13, 7, 17. */
-	*rng ^= *rng << 13;
-	*rng ^= *rng >> 7;
-	*rng ^= *rng << 17;
-	return *rng;
-}
-
-/* Uniform in [-1, 1). */
-static float next_unit(uint64_t *rng)
-{
-	return (float)(int32_t)(next_random(rng) >> 32) * 0x1p-31f;
-}
-
-/* Rounds toward zero; below the smallest normal number it is 0. */
-static uint16_t to_f16(float f)
-{
-	uint32_t bits;
-
-	memcpy(&bits, &f, sizeof(bits));
-	uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-	if (magnitude < 0x38800000) /* 2^-14 */
-		return (uint16_t)sign;
-	return (uint16_t)(sign | (magnitude - 0x38000000) >> 13);
-}
-
-void gguf_build_fill(
-	uint32_t type, float mean, float sigma, uint64_t n_blocks, uint64_t *rng, uint8_t *ret)
-{
-	const float span = sigma * 1.7320508f; /* sqrt(3): the deviation of a uniform in [-1, 1) */
-	const struct dtype *dtype = dtype_find(type);
-
-	for (uint64_t i = 0; i < n_blocks; i++) {
-		uint8_t *block = ret + i * dtype->n_bytes;
-		float f = mean + span * next_unit(rng);
-		uint16_t h = to_f16(f);
-
-		if (type == DTYPE_F32) {
-			memcpy(block, &f, sizeof(f));
-		} else if (type == DTYPE_F16) {
-			memcpy(block, &h, sizeof(h));
-		} else if (type == DTYPE_Q8_0) {
-			/* Uniform -127 .. 127 has deviation 73.3. */
-			h = to_f16(sigma / 73.3f * (1 + 0.25f * next_unit(rng)));
-			memcpy(block, &h, sizeof(h));
-			for (uint32_t at = 2; at < dtype->n_bytes; at += 8) {
-				uint64_t bits = next_random(rng);
-				memcpy(block + at, &bits, 8);
-			}
-			for (uint32_t at = 2; at < dtype->n_bytes; at++)
-				if (block[at] == 0x80) /* -128: no quantizer writes it */
-					block[at] = 0;
-		} else {
-			memset(block, 0, dtype->n_bytes);
-		}
-	}
-}
-
 uint8_t *gguf_build_file(const struct gguf_build *b, uint64_t *ret_n_bytes)
 {
 	uint64_t n_metadata, n_data = gguf_build_data_bytes(b), rng = b->seed | 1;

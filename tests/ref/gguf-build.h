@@ -118,8 +118,8 @@ uint8_t *gguf_build_file(const struct gguf_build *b, uint64_t *ret_n_bytes);
 uint64_t gguf_build_data_bytes(const struct gguf_build *b);
 
 /*
- * n blocks of random weights around 0 with deviation sigma; F32, F16 and Q8_0, zeroes for others.
- * *rng is the state, not 0.
+ * n blocks of random weights around 0 with deviation sigma; zeroes for formats that the engine does not
+ * have. *rng is the state, not 0.
  */
 void gguf_build_fill(
 	uint32_t type, float mean, float sigma, uint64_t n_blocks, uint64_t *rng, uint8_t *ret);

@@ -4,9 +4,6 @@
 #include <assert.h>
 #include <math.h>
 #include <stdbool.h>
-#include <string.h>
-
-#include "proto/dtype.h"
 
 float ref_ops_from_half(uint16_t half)
 {
@@ -37,30 +34,6 @@ uint16_t ref_ops_to_half(float value)
 		return sign | (uint16_t)lrintf(ldexpf(v, 24));
 	/* 1024 to 2048 steps; 2048 carries into the exponent. */
 	return sign | (uint16_t)(lrintf(ldexpf(v, 11 - exponent)) + ((exponent + 13) << 10));
-}
-
-void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y)
-{
-	const uint8_t *bytes = row;
-	uint16_t half;
-
-	switch (dtype) {
-	case DTYPE_F32: memcpy(ret_y, row, sizeof(float) * k); return;
-	case DTYPE_F16:
-		for (uint32_t i = 0; i < k; i++) {
-			memcpy(&half, bytes + 2 * i, sizeof(half));
-			ret_y[i] = ref_ops_from_half(half);
-		}
-		return;
-	case DTYPE_Q8_0:
-		for (uint32_t i = 0; i < k; i++) {
-			const uint8_t *block = bytes + i / 32 * 34;
-			memcpy(&half, block, sizeof(half));
-			ret_y[i] = ref_ops_from_half(half) * (int8_t)block[2 + i % 32];
-		}
-		return;
-	}
-	assert(!"a block format without reference");
 }
 
 void ref_ops_quantize_block(const float *x, uint32_t n, uint16_t *ret_scale, int8_t *ret_numbers)

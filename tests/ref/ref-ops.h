@@ -13,8 +13,16 @@
 float ref_ops_from_half(uint16_t half);
 uint16_t ref_ops_to_half(float value);
 
-/* One row of k numbers in the block format (enum dtype_id: f32, f16, q8_0) -> [k] f32. */
+/*
+ * One row of k numbers in a block format that is supported (enum dtype_id) -> [k] f32, each rounded
+ * at most once: the difference of Q4_K and Q5_K; all else is exact.
+ */
 void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y);
+
+enum { REF_OPS_MAX_SCALES = 2 };
+
+/* Where in a block its f16 scales are, d first; how many. */
+uint32_t ref_ops_get_scales(uint32_t dtype, uint32_t ret_at[REF_OPS_MAX_SCALES]);
 
 /*
  * One block of Q8_0, of n <= 32 numbers: scale = largest |x| / 127, rounded to f16 after the

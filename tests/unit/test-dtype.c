@@ -11,18 +11,21 @@ static void knows_the_formats(void **state)
 	static const struct dtype rows[] = {
 		{0, "f32", 1, 4, true},
 		{1, "f16", 1, 2, true},
-		{2, "q4_0", 32, 2 + 16, false},
+		{2, "q4_0", 32, 2 + 16, true},
 		{3, "q4_1", 32, 4 + 16, false},
 		{6, "q5_0", 32, 2 + 4 + 16, false},
 		{7, "q5_1", 32, 4 + 4 + 16, false},
 		{8, "q8_0", 32, 2 + 32, true},
 		{10, "q2_K", 256, 16 + 64 + 4, false},
 		{11, "q3_K", 256, 32 + 64 + 12 + 2, false},
-		{12, "q4_K", 256, 4 + 12 + 128, false},
-		{13, "q5_K", 256, 4 + 12 + 32 + 128, false},
-		{14, "q6_K", 256, 128 + 64 + 16 + 2, false},
-		{30, "bf16", 1, 2, false},
+		{12, "q4_K", 256, 4 + 12 + 128, true},
+		{13, "q5_K", 256, 4 + 12 + 32 + 128, true},
+		{14, "q6_K", 256, 128 + 64 + 16 + 2, true},
+		{30, "bf16", 1, 2, true},
+		{35, "tq2_0", 256, 64 + 2, true},
 		{39, "mxfp4", 32, 1 + 16, false},
+		{41, "q1_0", 128, 2 + 16, true},
+		{42, "q2_0", 64, 2 + 16, true},
 	};
 
 	(void)state;
@@ -60,7 +63,17 @@ static void has_each_id_once(void **state)
 		assert_true(t->n_block > 0 && t->n_bytes > 0);
 		n_supported += t->is_supported;
 	}
-	assert_int_equal(n_supported, 3);
+	assert_int_equal(n_supported, 11);
+}
+
+static void lists_what_is_supported(void **state)
+{
+	char list[DTYPE_LIST_BYTES];
+
+	(void)state;
+	dtype_list_supported(list);
+	assert_string_equal(
+		list, "f32, f16, q4_0, q8_0, q4_K, q5_K, q6_K, bf16, tq2_0, q1_0 or q2_0");
 }
 
 static void counts_bytes(void **state)
@@ -119,6 +132,7 @@ int main(void)
 		CASE(knows_the_formats),
 		CASE(has_no_row_for_removed_or_unknown),
 		CASE(has_each_id_once),
+		CASE(lists_what_is_supported),
 		CASE(counts_bytes),
 		CASE(refuses_overflow),
 	};

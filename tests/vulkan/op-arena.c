@@ -102,20 +102,32 @@ uint64_t op_arena_take_u32(struct op_arena *a, uint32_t value)
 	return offset;
 }
 
-static void fill_row(struct op_arena *a, uint32_t dtype, uint32_t k, uint8_t *row)
+/* Any numbers, with scales in (-1, 1), some of them below the smallest normal f16. */
+static void fill_block(struct op_arena *a, const struct dtype *t, uint8_t *block)
 {
-	for (uint32_t i = 0; i < k; i++) {
+	uint32_t at[REF_OPS_MAX_SCALES], n_scales = ref_ops_get_scales(t->id, at);
+
+	for (uint32_t i = 0; i < t->n_bytes; i++)
+		block[i] = (uint8_t)op_arena_random(a, 0, 255);
+	for (uint32_t i = 0; i < n_scales; i++) {
+		float d = op_arena_random_float(a);
+		uint16_t half = ref_ops_to_half(op_arena_random(a, 0, 7) == 0 ? d * 0x1p-15f : d);
+		memcpy(block + at[i], &half, sizeof(half));
+	}
+}
+
+static void fill_row(struct op_arena *a, const struct dtype *t, uint32_t k, uint8_t *row)
+{
+	for (uint32_t i = 0; i < k / t->n_block; i++) {
+		uint8_t *block = row + i * t->n_bytes;
 		float v = op_arena_random_float(a);
 		uint16_t half = ref_ops_to_half(v);
 
-		if (dtype == DTYPE_F32) {
-			memcpy(row + 4 * i, &v, sizeof(v));
-		} else if (dtype == DTYPE_F16) {
-			memcpy(row + 2 * i, &half, sizeof(half));
-		} else {
-			if (i % 32 == 0)
-				memcpy(row + i / 32 * 34, &half, sizeof(half));
-			row[i / 32 * 34 + 2 + i % 32] = (uint8_t)op_arena_random(a, 0, 255);
+		switch (t->id) {
+		case DTYPE_F32: memcpy(block, &v, sizeof(v)); break;
+		case DTYPE_F16: memcpy(block, &half, sizeof(half)); break;
+		case DTYPE_BF16: memcpy(block, (uint8_t *)&v + 2, 2); break;
+		default: fill_block(a, t, block);
 		}
 	}
 }
@@ -128,7 +140,7 @@ struct weights_tensor op_arena_take_matrix(
 	uint64_t offset = op_arena_take(a, n * n_row_bytes, skew);
 
 	for (uint32_t j = 0; j < n; j++)
-		fill_row(a, dtype, k, a->map + offset + j * n_row_bytes);
+		fill_row(a, row, k, a->map + offset + j * n_row_bytes);
 	return (struct weights_tensor){
 		.address = op_arena_address(a, offset),
 		.dtype = dtype,

@@ -82,6 +82,66 @@ static void test_q8_0_x2(void **state)
 	run_format(DTYPE_Q8_0, 64, 0);
 }
 
+static void test_bf16(void **state)
+{
+	(void)state;
+	run_format(DTYPE_BF16, 1, 2);
+}
+
+static void test_bf16_x2(void **state)
+{
+	(void)state;
+	run_format(DTYPE_BF16, 2, 0);
+}
+
+static void test_q4_0(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q4_0, 32, 2);
+}
+
+static void test_q4_0_x2(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q4_0, 64, 0);
+}
+
+static void test_q4_k(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q4_K, 256, 16);
+}
+
+static void test_q5_k(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q5_K, 256, 16);
+}
+
+static void test_q6_k(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q6_K, 256, 2);
+}
+
+static void test_tq2_0(void **state)
+{
+	(void)state;
+	run_format(DTYPE_TQ2_0, 256, 2);
+}
+
+static void test_q2_0(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q2_0, 64, 2);
+}
+
+static void test_q1_0(void **state)
+{
+	(void)state;
+	run_format(DTYPE_Q1_0, 128, 2);
+}
+
 static void test_refused(void **state)
 {
 	struct op_arena a;
@@ -96,7 +156,7 @@ static void test_refused(void **state)
 	p.w.n_bytes--;
 	assert_int_equal(op_embed_record(a.pool, op_arena_begin(&a), &p, &e), -EINVAL);
 	p.w.n_bytes = 64;
-	p.w.dtype = DTYPE_BF16;
+	p.w.dtype = 10; /* q2_K */
 	assert_int_equal(op_embed_record(a.pool, op_arena_begin(&a), &p, &e), -ENOTSUP);
 	op_arena_fini(&a);
 }
@@ -109,6 +169,16 @@ int main(void)
 		CASE(test_f16_x2),
 		CASE(test_q8_0),
 		CASE(test_q8_0_x2),
+		CASE(test_bf16),
+		CASE(test_bf16_x2),
+		CASE(test_q4_0),
+		CASE(test_q4_0_x2),
+		CASE(test_q4_k),
+		CASE(test_q5_k),
+		CASE(test_q6_k),
+		CASE(test_tq2_0),
+		CASE(test_q2_0),
+		CASE(test_q1_0),
 		CASE(test_refused),
 	};
 

@@ -286,25 +286,44 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 	layer_fini(&l);
 }
 
-static void run_format(uint32_t dtype, uint32_t unit, uint32_t skew)
+/* Number i of 16: few rows and many, sizes at random. */
+static void run_shape_number(
+	struct op_arena *a, uint32_t dtype, uint32_t unit, uint32_t skew, uint32_t i)
 {
 	static const uint32_t rows[] = {1, 2, 64, 5};
+	uint32_t most = 128 / unit > 4 ? 4 : 128 / unit + (unit > 128);
+	struct shape s = {.dtypes = {dtype, dtype, dtype},
+		.n_expert = i % 4 == 3 ? 64 : op_arena_random(a, 1, 12),
+		.n_embd = unit * op_arena_random(a, 1, most + 40 / unit),
+		.n_ff = unit * op_arena_random(a, 1, most + 40 / unit),
+		.n_rows = rows[i % ARRAY_SIZE(rows)],
+		.has_norm = i % 5 != 0,
+		.skew = skew};
+
+	s.m = i < 4 ? s.n_rows : op_arena_random(a, 1, s.n_rows);
+	s.n_used = op_arena_random(a, 1, s.n_expert < 6 ? s.n_expert : 6);
+	run_shape(a, &s);
+}
+
+static void run_format(uint32_t dtype, uint32_t unit, uint32_t skew)
+{
 	struct op_arena a;
 
 	op_arena_init(&a, ARENA_BYTES, seed);
-	for (uint32_t i = 0; i < 16; i++) {
-		uint32_t most = 128 / unit > 4 ? 4 : 128 / unit;
-		struct shape s = {.dtypes = {dtype, dtype, dtype},
-			.n_expert = i % 4 == 3 ? 64 : op_arena_random(&a, 1, 12),
-			.n_embd = unit * op_arena_random(&a, 1, most + 40 / unit),
-			.n_ff = unit * op_arena_random(&a, 1, most + 40 / unit),
-			.n_rows = rows[i % ARRAY_SIZE(rows)],
-			.has_norm = i % 5 != 0,
-			.skew = skew};
-		s.m = i < 4 ? s.n_rows : op_arena_random(&a, 1, s.n_rows);
-		s.n_used = op_arena_random(&a, 1, s.n_expert < 6 ? s.n_expert : 6);
-		run_shape(&a, &s);
-	}
+	for (uint32_t i = 0; i < 16; i++)
+		run_shape_number(&a, dtype, unit, skew, i);
+	op_arena_fini(&a);
+}
+
+/* All of a format's kernels once: what surrounds its reading is the same text in all formats. */
+static void run_few(uint32_t dtype, uint32_t unit, uint32_t skew)
+{
+	static const uint32_t numbers[] = {0, 2, 1};
+	struct op_arena a;
+
+	op_arena_init(&a, ARENA_BYTES, seed);
+	for (uint32_t i = 0; i < ARRAY_SIZE(numbers); i++)
+		run_shape_number(&a, dtype, unit, skew, numbers[i]);
 	op_arena_fini(&a);
 }
 
@@ -342,6 +361,66 @@ static void test_q8_0_x2(void **state)
 {
 	(void)state;
 	run_format(DTYPE_Q8_0, 64, 0);
+}
+
+static void test_bf16(void **state)
+{
+	(void)state;
+	run_few(DTYPE_BF16, 1, 2);
+}
+
+static void test_bf16_x2(void **state)
+{
+	(void)state;
+	run_few(DTYPE_BF16, 2, 0);
+}
+
+static void test_q4_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_0, 32, 2);
+}
+
+static void test_q4_0_x2(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_0, 64, 0);
+}
+
+static void test_q4_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_K, 256, 16);
+}
+
+static void test_q5_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q5_K, 256, 16);
+}
+
+static void test_q6_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q6_K, 256, 2);
+}
+
+static void test_tq2_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_TQ2_0, 256, 2);
+}
+
+static void test_q2_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q2_0, 64, 2);
+}
+
+static void test_q1_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q1_0, 128, 2);
 }
 
 /* Rows of many lines that begin anywhere in one, each as far from its boundary as can be. */
@@ -467,7 +546,7 @@ static void test_refused(void **state)
 	p.w[1].ne[1]++;
 	check_refused(&a, &p, -EINVAL);
 	p = good;
-	p.w[0].dtype = DTYPE_Q4_K;
+	p.w[0].dtype = 10; /* q2_K */
 	check_refused(&a, &p, -ENOTSUP);
 	p = good;
 	p.w[0].ne[2] = p.w[1].ne[2] = ABI_MAX_EXPERTS + 1;
@@ -489,6 +568,16 @@ int main(int argc, char **argv)
 		CASE(test_f16_x2),
 		CASE(test_q8_0),
 		CASE(test_q8_0_x2),
+		CASE(test_bf16),
+		CASE(test_bf16_x2),
+		CASE(test_q4_0),
+		CASE(test_q4_0_x2),
+		CASE(test_q4_k),
+		CASE(test_q5_k),
+		CASE(test_q6_k),
+		CASE(test_tq2_0),
+		CASE(test_q2_0),
+		CASE(test_q1_0),
 		CASE(test_far_rows),
 		CASE(test_mixed_formats),
 		CASE(test_bits_do_not_depend_on_rows),

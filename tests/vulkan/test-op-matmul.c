@@ -136,42 +136,61 @@ static uint32_t random_k(struct op_arena *a, uint32_t dtype, uint32_t unit)
 	uint32_t n = op_arena_random(a, 0, 3);
 	uint32_t units = n == 0 ? 1 : n == 1 ? op_arena_random(a, 2, 9) : op_arena_random(a, 2, 20);
 
-	if (dtype != DTYPE_Q8_0)
+	if (dtype_find(dtype)->n_block == 1)
 		return n == 2 ? unit * op_arena_random(a, 16, 150) : unit * units;
 	return unit * units;
 }
 
-/* One format and reading of it: every tile height with every fusion, then random ones. */
-static void run_format(uint32_t dtype, uint32_t unit, uint32_t skew)
+/* Number i of 24: every tile height with every fusion, sizes at random. */
+static void run_shape_number(
+	struct op_arena *a, uint32_t dtype, uint32_t unit, uint32_t skew, uint32_t i)
 {
 	static const uint32_t rows[] = {1, 2, 5, 64};
+	uint32_t n_rows = rows[i % ARRAY_SIZE(rows)];
+	struct shape s = {
+		.dtypes = {dtype, dtype, dtype},
+		.n_rows = n_rows,
+		.m = i < 4 ? n_rows : op_arena_random(a, 1, n_rows),
+		.k = random_k(a, dtype, unit),
+		.has_norm = i / 4 % 2,
+		.has_want = i / 8 == 1,
+		.skew = skew,
+	};
+	s.n[0] = i % 3 == 0 ? 1 : op_arena_random(a, 1, 70);
+	s.n[1] = op_arena_random(a, 1, 40);
+	s.n[2] = i % 5 == 0 ? 17 : op_arena_random(a, 1, 40);
+	s.finish = i / 8 == 0 ? OP_MATMUL_STORE : i / 8 == 1 ? OP_MATMUL_SWIGLU : OP_MATMUL_ADD;
+	s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i % 3 : 1;
+	if (s.finish == OP_MATMUL_SWIGLU) {
+		s.n_parts = 2;
+		s.n[1] = s.n[0];
+	}
+	run_shape(a, &s);
+}
+
+/* One format and reading of it. */
+static void run_format(uint32_t dtype, uint32_t unit, uint32_t skew)
+{
 	struct op_arena a;
 
 	op_arena_init(&a, ARENA_BYTES, seed);
-	for (uint32_t i = 0; i < 24; i++) {
-		uint32_t n_rows = rows[i % ARRAY_SIZE(rows)];
-		struct shape s = {
-			.dtypes = {dtype, dtype, dtype},
-			.n_rows = n_rows,
-			.m = i < 4 ? n_rows : op_arena_random(&a, 1, n_rows),
-			.k = random_k(&a, dtype, unit),
-			.has_norm = i / 4 % 2,
-			.has_want = i / 8 == 1,
-			.skew = skew,
-		};
-		s.n[0] = i % 3 == 0 ? 1 : op_arena_random(&a, 1, 70);
-		s.n[1] = op_arena_random(&a, 1, 40);
-		s.n[2] = i % 5 == 0 ? 17 : op_arena_random(&a, 1, 40);
-		s.finish = i / 8 == 0   ? OP_MATMUL_STORE
-			   : i / 8 == 1 ? OP_MATMUL_SWIGLU
-					: OP_MATMUL_ADD;
-		s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i % 3 : 1;
-		if (s.finish == OP_MATMUL_SWIGLU) {
-			s.n_parts = 2;
-			s.n[1] = s.n[0];
-		}
-		run_shape(&a, &s);
-	}
+	for (uint32_t i = 0; i < 24; i++)
+		run_shape_number(&a, dtype, unit, skew, i);
+	op_arena_fini(&a);
+}
+
+/*
+ * Tiles and fusions are the same text in all formats, and each pair of them is a kernel to compile:
+ * these have all of them once.
+ */
+static void run_few(uint32_t dtype, uint32_t unit, uint32_t skew)
+{
+	static const uint32_t numbers[] = {0, 6, 9, 14, 18, 23};
+	struct op_arena a;
+
+	op_arena_init(&a, ARENA_BYTES, seed);
+	for (uint32_t i = 0; i < ARRAY_SIZE(numbers); i++)
+		run_shape_number(&a, dtype, unit, skew, numbers[i]);
 	op_arena_fini(&a);
 }
 
@@ -210,6 +229,66 @@ static void test_q8_0_x2(void **state)
 {
 	(void)state;
 	run_format(DTYPE_Q8_0, 64, 0);
+}
+
+static void test_bf16(void **state)
+{
+	(void)state;
+	run_few(DTYPE_BF16, 1, 2);
+}
+
+static void test_bf16_x2(void **state)
+{
+	(void)state;
+	run_few(DTYPE_BF16, 2, 0);
+}
+
+static void test_q4_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_0, 32, 2);
+}
+
+static void test_q4_0_x2(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_0, 64, 0);
+}
+
+static void test_q4_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q4_K, 256, 16);
+}
+
+static void test_q5_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q5_K, 256, 16);
+}
+
+static void test_q6_k(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q6_K, 256, 2);
+}
+
+static void test_tq2_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_TQ2_0, 256, 2);
+}
+
+static void test_q2_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q2_0, 64, 2);
+}
+
+static void test_q1_0(void **state)
+{
+	(void)state;
+	run_few(DTYPE_Q1_0, 128, 2);
 }
 
 /* Parts that no one kernel reads together: a dispatch each, side by side in y. */
@@ -294,6 +373,10 @@ static void test_bits_do_not_depend_on_rows(void **state)
 	check_independent(DTYPE_F16, 254, false);
 	check_independent(DTYPE_F32, 131, false);
 	check_independent(DTYPE_F32, 132, false);
+	check_independent(DTYPE_Q4_K, 768, false);
+	check_independent(DTYPE_Q6_K, 768, true);
+	check_independent(DTYPE_Q4_0, 96, false);
+	check_independent(DTYPE_Q1_0, 384, false);
 }
 
 static void check_refused(struct op_arena *a, const struct op_matmul_params *p, int expected)
@@ -315,8 +398,13 @@ static void test_refused(void **state)
 	p.w[1] = op_arena_take_matrix(&a, DTYPE_F32, 4, 5, 0);
 	check_refused(&a, &p, -EINVAL);
 	p.w[1] = p.w[0];
-	p.w[1].dtype = DTYPE_Q4_K;
+	p.w[1].dtype = 10; /* q2_K */
 	check_refused(&a, &p, -ENOTSUP);
+	/* Blocks that are loaded by sixteen bytes. */
+	p.w[1] = op_arena_take_matrix(&a, DTYPE_Q4_K, 1, 256, 8);
+	p.w[0] = op_arena_take_matrix(&a, DTYPE_Q4_K, 1, 256, 0);
+	check_refused(&a, &p, -EINVAL);
+	p.w[0] = op_arena_take_matrix(&a, DTYPE_F32, 4, 4, 0);
 	p.w[1] = p.w[0];
 	p.w[1].layout = 7;
 	check_refused(&a, &p, -ENOTSUP);
@@ -337,6 +425,16 @@ int main(void)
 		CASE(test_f16_x2),
 		CASE(test_q8_0),
 		CASE(test_q8_0_x2),
+		CASE(test_bf16),
+		CASE(test_bf16_x2),
+		CASE(test_q4_0),
+		CASE(test_q4_0_x2),
+		CASE(test_q4_k),
+		CASE(test_q5_k),
+		CASE(test_q6_k),
+		CASE(test_tq2_0),
+		CASE(test_q2_0),
+		CASE(test_q1_0),
 		CASE(test_mixed_formats),
 		CASE(test_bits_do_not_depend_on_rows),
 		CASE(test_refused),

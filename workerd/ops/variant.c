@@ -11,16 +11,40 @@
 #include "shaders/abi.h"
 #include "workerd/weights.h"
 
+/* A block format's readings. */
+struct reading {
+	uint32_t dtype;
+	uint32_t n_align;    /* bytes, of the address */
+	enum op_variant any; /* rows of any length that the format allows */
+	uint32_t n_whole;    /* rows of whole such numbers are whole words, 0: of no interest */
+	enum op_variant by_words; /* those, where the address is a multiple of 4 */
+};
+
+static const struct reading readings[] = {
+	{DTYPE_F32, 4, OP_VARIANT_F32, 4, OP_VARIANT_F32_X4},
+	{DTYPE_F16, 2, OP_VARIANT_F16, 2, OP_VARIANT_F16_X2},
+	{DTYPE_BF16, 2, OP_VARIANT_BF16, 2, OP_VARIANT_BF16_X2},
+	{DTYPE_Q8_0, 2, OP_VARIANT_Q8_0, 64, OP_VARIANT_Q8_0_X2},
+	{DTYPE_Q4_0, 2, OP_VARIANT_Q4_0, 64, OP_VARIANT_Q4_0_X2},
+	{DTYPE_Q4_K, 16, OP_VARIANT_Q4_K, 0, OP_VARIANT_Q4_K},
+	{DTYPE_Q5_K, 16, OP_VARIANT_Q5_K, 0, OP_VARIANT_Q5_K},
+	{DTYPE_Q6_K, 2, OP_VARIANT_Q6_K, 0, OP_VARIANT_Q6_K},
+	{DTYPE_TQ2_0, 2, OP_VARIANT_TQ2_0, 0, OP_VARIANT_TQ2_0},
+	{DTYPE_Q2_0, 2, OP_VARIANT_Q2_0, 0, OP_VARIANT_Q2_0},
+	{DTYPE_Q1_0, 2, OP_VARIANT_Q1_0, 0, OP_VARIANT_Q1_0},
+};
+
 /* Kernels count the bytes of a row in 32 bits, of x and y too, which are f32. */
 enum { MAX_EDGE = 1 << 28 };
 
 /* A manifest is somebody else's word: its bytes must be those of its shape. */
 static int check_shape(
-	const struct weights_tensor *t, const struct dtype *dtype, struct err *ret_err)
+	const struct weights_tensor *t, const struct reading *reading, struct err *ret_err)
 {
+	const struct dtype *dtype = dtype_find(t->dtype);
 	uint64_t n_elements, n_bytes;
 
-	if (t->address % (t->dtype == DTYPE_F32 ? 4 : 2))
+	if (t->address % reading->n_align)
 		return err_set(ret_err, EINVAL, "address: not aligned for %s", dtype->name);
 	if (t->ne[0] == 0 || t->ne[0] > MAX_EDGE || t->ne[1] == 0 || t->ne[1] > MAX_EDGE ||
 		t->ne[2] == 0 || t->ne[2] > ABI_MAX_EXPERTS || t->ne[3] != 1)
@@ -38,31 +62,34 @@ static int check_shape(
 	return 0;
 }
 
+static const struct reading *find_reading(uint32_t dtype)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(readings); i++)
+		if (readings[i].dtype == dtype)
+			return &readings[i];
+	return NULL;
+}
+
 int op_variant_choose(
 	const struct weights_tensor *t, struct err *ret_err, enum op_variant *ret_variant)
 {
-	/* Rows that are whole words keep those of a further matrix aligned too. */
-	bool is_by_words = t->address % 4 == 0;
-	enum op_variant variant;
+	const struct reading *reading = find_reading(t->dtype);
+	char supported[DTYPE_LIST_BYTES];
 
-	switch (t->dtype) {
-	case DTYPE_F32: variant = t->ne[0] % 4 == 0 ? OP_VARIANT_F32_X4 : OP_VARIANT_F32; break;
-	case DTYPE_F16:
-		variant = t->ne[0] % 2 == 0 && is_by_words ? OP_VARIANT_F16_X2 : OP_VARIANT_F16;
-		break;
-	case DTYPE_Q8_0:
-		variant = t->ne[0] % 64 == 0 && is_by_words ? OP_VARIANT_Q8_0_X2 : OP_VARIANT_Q8_0;
-		break;
-	default:
-		return err_set(ret_err, ENOTSUP,
-			"block format: expected f32, f16 or q8_0, found id %u", t->dtype);
+	if (!reading) {
+		dtype_list_supported(supported);
+		return err_set(ret_err, ENOTSUP, "block format: expected %s, found id %u",
+			supported, t->dtype);
 	}
 	if (t->layout != MANIFEST_LAYOUT_RAW)
 		return err_set(ret_err, ENOTSUP, "layout: expected raw (%d), found %u",
 			MANIFEST_LAYOUT_RAW, t->layout);
-	int r = check_shape(t, dtype_find(t->dtype), ret_err);
+	int r = check_shape(t, reading, ret_err);
 	if (r)
 		return r;
-	*ret_variant = variant;
+	/* Rows that are whole words keep those of a further matrix aligned too. */
+	bool is_by_words =
+		reading->n_whole && t->ne[0] % reading->n_whole == 0 && t->address % 4 == 0;
+	*ret_variant = is_by_words ? reading->by_words : reading->any;
 	return 0;
 }
