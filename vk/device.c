@@ -11,6 +11,7 @@
 #include "vk/device-internal.h"
 #include "vk/driver.h"
 #include "vk/feature.h"
+#include "vk/matrix.h"
 #include "vk/memory-internal.h"
 #include "vk/result.h"
 #include "vk/validation.h"
@@ -143,6 +144,8 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 	info->max_alloc_bytes = min_u64(v11.maxMemoryAllocationSize, v13.maxBufferSize);
 	info->import_align = set->has_host_import ? host.minImportedHostPointerAlignment : 0;
 	info->has_memory_budget = set->has_memory_budget;
+	if (set->has_matrix)
+		info->n_matrices = vk_matrix_list(d->instance, d->physical, info->matrices);
 
 	memcpy(d->max_groups, p->limits.maxComputeWorkGroupCount, sizeof(d->max_groups));
 	memcpy(d->max_group_size, p->limits.maxComputeWorkGroupSize, sizeof(d->max_group_size));

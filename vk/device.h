@@ -21,13 +21,20 @@ struct vk_device;
 /* The one condition of this room: the GPU was reset or lost; everything must be made anew. */
 enum { VK_DEVICE_LOST = 1 };
 
-enum { VK_DEVICE_MAX_HEAPS = 16 };
+enum { VK_DEVICE_MAX_HEAPS = 16, VK_DEVICE_MAX_MATRICES = 4 };
 
 struct vk_device_heap {
 	uint64_t n_bytes;
 	bool device_local;
 	uint64_t budget_bytes; /* VK_EXT_memory_budget, else n_bytes */
 	uint64_t usage_bytes;  /* this process's; 0 where the driver does not say */
+};
+
+/* A [m][k] times [k][n] of f16 into f32 that a subgroup multiplies at once. */
+struct vk_device_matrix {
+	uint32_t m;
+	uint32_t n;
+	uint32_t k;
 };
 
 struct vk_device_info {
@@ -49,7 +56,10 @@ struct vk_device_info {
 	bool has_import_dma_buf;
 	bool has_import_host;    /* host pages, vk/host.h */
 	bool has_transfer_queue; /* copies on VK_QUEUE_TRANSFER run beside kernels */
-	float ns_per_tick;       /* timestamps; 0 where the queue has none */
+	/* Kernels may have matrices of these shapes (VK_KHR_cooperative_matrix), the best first. */
+	uint32_t n_matrices; /* 0: none */
+	struct vk_device_matrix matrices[VK_DEVICE_MAX_MATRICES];
+	float ns_per_tick; /* timestamps; 0 where the queue has none */
 	uint32_t n_heaps;
 	struct vk_device_heap heaps[VK_DEVICE_MAX_HEAPS];
 };

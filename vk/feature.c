@@ -8,6 +8,7 @@
 
 #include "proto/util/err.h"
 #include "vk/result.h"
+#include "vk/validation.h"
 
 #define SUBGROUP_OPERATIONS (VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
 
@@ -57,6 +58,7 @@ static const struct {
 	{VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME,
 		offsetof(struct vk_feature_set, has_dma_buf)},
 	{VK_EXT_MEMORY_BUDGET_EXTENSION_NAME, offsetof(struct vk_feature_set, has_memory_budget)},
+	{VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, offsetof(struct vk_feature_set, has_matrix)},
 };
 _Static_assert(ARRAY_SIZE(extensions) <= VK_FEATURE_MAX_EXTENSIONS, "extensions fit");
 
@@ -131,6 +133,33 @@ static int choose_extensions(
 	return 0;
 }
 
+/*
+ * Matrices need the extension's feature and the memory model that its SPIR-V declares. A validation
+ * layer older than the extension would call every use of it an error.
+ */
+static void choose_matrix(VkPhysicalDevice physical, struct vk_feature_set *s)
+{
+	VkPhysicalDeviceCooperativeMatrixFeaturesKHR matrix = {
+		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR};
+	VkPhysicalDeviceFeatures2 have = {
+		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &matrix};
+
+	if (!s->has_matrix)
+		return;
+	if (vk_validation_knows(VK_MATRIX_API_VERSION))
+		vkGetPhysicalDeviceFeatures2(physical, &have);
+	s->has_matrix = matrix.cooperativeMatrix && s->v12.vulkanMemoryModel;
+	if (s->has_matrix) {
+		s->matrix = (VkPhysicalDeviceCooperativeMatrixFeaturesKHR){
+			.sType = matrix.sType, .cooperativeMatrix = VK_TRUE};
+		s->v13.pNext = &s->matrix;
+		return;
+	}
+	for (uint32_t i = 0; i < s->n_extensions; i++)
+		if (!strcmp(s->extensions[i], VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME))
+			s->extensions[i] = s->extensions[--s->n_extensions];
+}
+
 int vk_feature_choose(
 	VkPhysicalDevice physical, struct err *ret_err, struct vk_feature_set *ret_set)
 {
@@ -152,6 +181,7 @@ int vk_feature_choose(
 	int r = choose_extensions(physical, &lack, ret_err, ret_set);
 	if (r)
 		return r;
+	choose_matrix(physical, ret_set);
 	properties.pNext = &v11;
 	vkGetPhysicalDeviceProperties2(physical, &properties);
 	if ((v11.subgroupSupportedOperations & SUBGROUP_OPERATIONS) != SUBGROUP_OPERATIONS ||

@@ -8,6 +8,7 @@
 #include <vulkan/vulkan_core.h>
 
 #include "proto/util/cleanup.h"
+#include "vk/matrix.h"
 
 struct err;
 
@@ -19,11 +20,13 @@ struct vk_feature_set {
 	VkPhysicalDeviceVulkan11Features v11;
 	VkPhysicalDeviceVulkan12Features v12;
 	VkPhysicalDeviceVulkan13Features v13;
+	VkPhysicalDeviceCooperativeMatrixFeaturesKHR matrix; /* in the chain with has_matrix */
 	uint32_t n_extensions;
 	const char *extensions[VK_FEATURE_MAX_EXTENSIONS];
 	bool has_memory_budget;
 	bool has_host_import;
 	bool has_dma_buf;
+	bool has_matrix; /* and the features that kernels with matrices need */
 };
 
 /*

@@ -10,7 +10,7 @@
 #include "proto/util/err.h"
 #include "vk/result.h"
 
-static int find_layer(struct err *ret_err)
+static int find_layer(struct err *ret_err, uint32_t *ret_api_version)
 {
 	_cleanup_(cleanup_free)
 	VkLayerProperties *layers = NULL;
@@ -26,8 +26,10 @@ static int find_layer(struct err *ret_err)
 	if (r != VK_SUCCESS && r != VK_INCOMPLETE)
 		return vk_result_fail(r, ret_err, "validation: list of Vulkan layers");
 	for (uint32_t i = 0; i < n; i++)
-		if (!strcmp(layers[i].layerName, VK_VALIDATION_LAYER))
+		if (!strcmp(layers[i].layerName, VK_VALIDATION_LAYER)) {
+			*ret_api_version = layers[i].specVersion;
 			return 0;
+		}
 	return err_set(ret_err, ENOENT,
 		"WEIGHTD_VALIDATION: %s is not installed (vulkan-validationlayers)",
 		VK_VALIDATION_LAYER);
@@ -37,6 +39,7 @@ int vk_validation_get_mode(struct err *ret_err, enum vk_validation_mode *ret_mod
 {
 	const char *text = getenv("WEIGHTD_VALIDATION");
 	enum vk_validation_mode mode;
+	uint32_t api_version;
 
 	if (!text || !*text || !strcmp(text, "0"))
 		mode = VK_VALIDATION_OFF;
@@ -48,12 +51,24 @@ int vk_validation_get_mode(struct err *ret_err, enum vk_validation_mode *ret_mod
 		return err_set(ret_err, EINVAL,
 			"WEIGHTD_VALIDATION: expected 0, 1 or abort, found \"%s\"", text);
 	if (mode != VK_VALIDATION_OFF) {
-		int r = find_layer(ret_err);
+		int r = find_layer(ret_err, &api_version);
 		if (r)
 			return r;
 	}
 	*ret_mode = mode;
 	return 0;
+}
+
+bool vk_validation_knows(uint32_t api_version)
+{
+	enum vk_validation_mode mode;
+	uint32_t layer_version = 0;
+	struct err e = ERR_NULL;
+
+	if (vk_validation_get_mode(&e, &mode))
+		return false;
+	return mode == VK_VALIDATION_OFF ||
+	       (!find_layer(&e, &layer_version) && layer_version >= api_version);
 }
 
 static VkBool32 VKAPI_PTR on_message(VkDebugUtilsMessageSeverityFlagBitsEXT severity,

@@ -3,6 +3,7 @@
 #define VK_VALIDATION_H
 
 /* The Khronos validation layer, when WEIGHTD_VALIDATION asks for it. Inside vk/ only. */
+#include <stdbool.h>
 #include <vulkan/vulkan_core.h>
 
 #include "proto/util/cleanup.h"
@@ -22,6 +23,12 @@ enum vk_validation_mode {
  * the layer was asked for and is not installed: a check that cannot run is not passed over.
  */
 int must_check vk_validation_get_mode(struct err *ret_err, enum vk_validation_mode *ret_mode);
+
+/*
+ * May what came with this version of the API be used? Always where validation is off; else where
+ * the layer is not older.
+ */
+bool vk_validation_knows(uint32_t api_version);
 
 /* For VkInstanceCreateInfo.pNext and for the messenger: errors go to stderr. */
 void vk_validation_fill(enum vk_validation_mode mode, VkDebugUtilsMessengerCreateInfoEXT *ret_info);
