@@ -56,6 +56,24 @@
 #define ABI_EXPERTS_ROWS_ROUTE 1  /* the same, chosen from the logits on the way; MIX: no such */
 #define ABI_EXPERTS_ROWS_GROUP 2  /* of a group, all of one expert */
 
+/* matrix: rows of W and of x of a workgroup, its steps of k; those of a subgroup; the device's. */
+#define ABI_MATRIX_SPEC_BN (ABI_SPEC_KERNEL + 0)
+#define ABI_MATRIX_SPEC_BM (ABI_SPEC_KERNEL + 1)
+#define ABI_MATRIX_SPEC_BK (ABI_SPEC_KERNEL + 2)
+#define ABI_MATRIX_SPEC_SN (ABI_SPEC_KERNEL + 3)
+#define ABI_MATRIX_SPEC_SM (ABI_SPEC_KERNEL + 4)
+#define ABI_MATRIX_SPEC_N (ABI_SPEC_KERNEL + 5)
+#define ABI_MATRIX_SPEC_M (ABI_SPEC_KERNEL + 6)
+#define ABI_MATRIX_SPEC_K (ABI_SPEC_KERNEL + 7)
+#define ABI_MATRIX_SPEC_BUFFERS (ABI_SPEC_KERNEL + 8)  /* of steps in shared memory: 1 or 2 */
+#define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)   /* ABI_TILE_FINISH_* but MIX */
+#define ABI_MATRIX_SPEC_PARTIAL (ABI_SPEC_KERNEL + 10) /* 1: sums of runs of k, unfinished */
+
+#define ABI_MATRIX_SUM_SPEC_FINISH (ABI_SPEC_KERNEL + 0)
+
+#define ABI_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
+#define ABI_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
+
 /* attention: query heads of one workgroup, all of the same key head. */
 #define ABI_ATTENTION_SPEC_HEADS (ABI_SPEC_KERNEL + 0)
 #define ABI_ATTENTION_SPEC_HEAD_DIM (ABI_SPEC_KERNEL + 1)
@@ -92,6 +110,45 @@ struct abi_matmul {
 	ABI_U32 n_row_bytes; /* of W */
 	ABI_U32 y_stride;    /* floats */
 	ABI_F32 eps;
+};
+
+struct abi_matrix {
+	ABI_ADDRESS w[ABI_MATMUL_MAX_PARTS]; /* [n][k] each; 0 where unused */
+	ABI_ADDRESS x;                       /* [m][x_stride] f16 */
+	ABI_ADDRESS y;                       /* [m][y_stride] f32, with PARTIAL [n_splits] of it */
+	ABI_ADDRESS r;                       /* [m][y_stride] f32 with ADD and GATE; may be y */
+	ABI_ADDRESS m;                       /* u32: rows of this step */
+	ABI_U32 n[ABI_MATMUL_MAX_PARTS];     /* rows of each matrix; 0 where unused */
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 x_stride;    /* f16s, a multiple of 8 */
+	ABI_U32 y_stride;    /* floats */
+	ABI_U32 n_splits;    /* runs of k; 1 without PARTIAL */
+	ABI_U32 n_split_steps;
+	ABI_U32 n_split_bytes; /* from one run's y to the next one's */
+};
+
+struct abi_matrix_sum {
+	ABI_ADDRESS partial; /* [n_splits] of n_split_bytes with [m][width] f32 */
+	ABI_ADDRESS y;       /* [m][y_stride] f32 */
+	ABI_ADDRESS r;       /* the same with ADD and GATE; may be y */
+	ABI_ADDRESS m;       /* u32: rows of this step */
+	ABI_U32 n_splits;
+	ABI_U32 n_split_bytes;
+	ABI_U32 width; /* floats; with SWIGLU twice that of y */
+	ABI_U32 y_stride;
+};
+
+struct abi_stage {
+	ABI_ADDRESS x;    /* [m][k] f32, or what want chooses from */
+	ABI_ADDRESS y;    /* [m][y_stride] f16 */
+	ABI_ADDRESS gain; /* [k] f32 with NORM */
+	ABI_ADDRESS want; /* [m] u32 with GATHER */
+	ABI_ADDRESS m;    /* u32: rows of this step */
+	ABI_U32 k;
+	ABI_U32 y_stride; /* f16s, a multiple of 8 */
+	ABI_F32 eps;
+	ABI_U32 pad;
 };
 
 struct abi_rope_kv {

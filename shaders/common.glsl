@@ -5,11 +5,11 @@
 /*
  * What every kernel includes: device addresses as typed references, and the place of an invocation.
  *
- * No kernel but attention and best has a barrier or shared memory: each subgroup works alone, and a
- * workgroup is a bundle of them. Sums run in an order that is a function of the row alone; a
- * multiplication that is summed is an explicit fma, and what else has both is `precise`: a compiler
- * that contracts one tile's arithmetic otherwise than another's would give a row other bits beside
- * other rows.
+ * Each subgroup works alone, without barrier or shared memory, and a workgroup is a bundle of them;
+ * attention, best, matrix and stage are the exceptions. Sums run in an order that is a function of
+ * the row alone, but those of matrix; a multiplication that is summed is an explicit fma, and what
+ * else has both is `precise`: a compiler that contracts one tile's arithmetic otherwise than
+ * another's would give a row other bits beside other rows.
  */
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require

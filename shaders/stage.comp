@@ -1,0 +1,82 @@
+#version 460
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y[i] = x[i] as f16, what is beyond its range as its largest; with NORM
+ * x[i] gain / sqrt(mean(x[i]^2) + eps); with GATHER of x[want[i]]. For matrix.comp.
+ *
+ * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m][y_stride] f16, zeros behind k.
+ * Grid: x: a workgroup for each of m. Bindings: none; addresses in struct abi_stage.
+ */
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+
+#include "common.glsl"
+
+layout(constant_id = ABI_STAGE_SPEC_NORM) const uint NORM = 0;
+layout(constant_id = ABI_STAGE_SPEC_GATHER) const uint GATHER = 0;
+
+layout(push_constant, std430) uniform Push
+{
+	abi_stage push;
+};
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer PairsOut
+{
+	uvec2 at[];
+};
+
+const float HALF_MAX = 65504.0;
+const uint MAX_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
+
+shared float squares[MAX_SUBGROUPS];
+
+/* Of the whole row; the order depends on the workgroup's size alone. */
+float sum_squares(uvec2 row)
+{
+	float sum = 0.0;
+
+	for (uint i = gl_LocalInvocationID.x; i < push.k / 4; i += LOCAL_SIZE) {
+		vec4 v = Vecs(row).at[i];
+		[[unroll]] for (int e = 0; e < 4; e++)
+			sum = fma(v[e], v[e], sum);
+	}
+	sum = sum_lanes(sum);
+	if (lane() == 0)
+		squares[gl_SubgroupID] = sum;
+	barrier();
+	sum = 0.0;
+	for (uint s = 0; s < MAX_SUBGROUPS; s++) {
+		precise float next = sum + squares[s];
+		sum = next;
+	}
+	return sum;
+}
+
+uint pack(float a, float b)
+{
+	vec2 v = clamp(vec2(a, b), -HALF_MAX, HALF_MAX);
+
+	return packFloat2x16(f16vec2(v));
+}
+
+void main()
+{
+	uint i = gl_WorkGroupID.x;
+	float scale = 1.0;
+
+	if (i >= Words(push.m).at[0])
+		return;
+	uvec2 x = address_at(push.x, GATHER != 0 ? Words(push.want).at[i] : i, 4 * push.k);
+	uvec2 y = address_at(push.y, i, 2 * push.y_stride);
+	if (NORM != 0)
+		scale = norm_scale(sum_squares(x), push.k, push.eps);
+	for (uint q = gl_LocalInvocationID.x; q < push.y_stride / 4; q += LOCAL_SIZE) {
+		vec4 v = vec4(0.0);
+		if (q < push.k / 4) {
+			v = Vecs(x).at[q];
+			if (NORM != 0)
+				v *= scale * Vecs(push.gain).at[q];
+		}
+		PairsOut(y).at[q] = uvec2(pack(v.x, v.y), pack(v.z, v.w));
+	}
+}
