@@ -59,6 +59,11 @@ uint32_t op_pool_get_subgroup_size(const struct op_pool *pool)
 	return pool->info->subgroup_size;
 }
 
+const struct vk_device_info *op_pool_get_info(const struct op_pool *pool)
+{
+	return pool->info;
+}
+
 bool op_pool_is_software(const struct op_pool *pool)
 {
 	return pool->info->is_software;

@@ -16,8 +16,9 @@ struct err;
 struct op_pool;
 struct vk_command;
 struct vk_device;
+struct vk_device_info;
 
-enum { OP_POOL_MAX_SPEC = 8 };
+enum { OP_POOL_MAX_SPEC = 12 };
 
 /* A kernel with its own specialization constants, those from ABI_SPEC_KERNEL on. */
 struct op_pool_kernel {
@@ -33,6 +34,9 @@ int must_check op_pool_new(struct vk_device *d, struct err *ret_err, struct op_p
 struct op_pool *op_pool_free(struct op_pool *pool);
 
 uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
+
+/* What is known of the device. Borrowed. */
+const struct vk_device_info *op_pool_get_info(const struct op_pool *pool);
 
 /* A software driver: loads are dear, registers are memory, subgroups are narrow. */
 bool op_pool_is_software(const struct op_pool *pool);

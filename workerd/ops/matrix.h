@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_OPS_MATRIX_H
+#define WORKERD_OPS_MATRIX_H
+
+/*
+ * The same as op_matmul_record (workerd/ops/matmul.h) for many rows, on the device's matrices:
+ * x is made f16 in p->staging (shaders/stage.comp), weights become f16 on their way
+ * (shaders/matrix.comp), sums are f32. Results are within the rounding of both to f16, and the same
+ * bits for the same rows in the same recording; rows that are recorded for another n_rows may have
+ * others. Engine thread, when commands are recorded.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct op_matmul_params;
+struct op_pool;
+struct vk_command;
+
+/* How a matrix product is cut. See shaders/matrix.comp. */
+struct op_matrix_tile {
+	uint16_t bn, bm;    /* rows of W and of x of a workgroup */
+	uint16_t bk;        /* 32 or 64 of k a step */
+	uint16_t sn, sm;    /* rows of W and of x of a subgroup */
+	uint16_t n;         /* of the device's matrices that it has along n; 0: the first listed */
+	uint16_t n_buffers; /* of a step in shared memory: 1 or 2 */
+	uint16_t n_splits;  /* runs of k that are summed apart; 0: as many as fill the device */
+};
+
+/*
+ * Is there a kernel for all of it on this device, and room in staging? False too where rows must be
+ * exact. k is a multiple of 32, matrices and x begin at multiples of 16 bytes.
+ */
+bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p);
+
+/*
+ * Bytes of staging that rows of k and outputs of all matrices of one op, n wide, want: x as f16 and
+ * sums of runs of k. With less, down to n_rows * (k + 63) / 64 * 128, k is not cut into runs.
+ */
+uint64_t op_matrix_staging_bytes(uint32_t n_rows, uint64_t k, uint64_t n);
+
+/*
+ * Records it, with barriers where one of its own dispatches needs another's output: of staging
+ * before the first is the caller's to see to. Only what fits. -errno of op_pool_dispatch.
+ */
+int must_check op_matrix_record(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, struct err *ret_err);
+
+/* The same with this tile, for measuring. -ENOTSUP where the device or the shape does not allow it.
+ */
+int must_check op_matrix_record_tile(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, const struct op_matrix_tile *tile, struct err *ret_err);
+
+#endif
