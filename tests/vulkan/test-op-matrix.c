@@ -202,38 +202,34 @@ static void run_shape(struct site *site, const struct shape *s)
  */
 static void run_format(uint32_t dtype, const struct op_matrix_tile *tile)
 {
+	static const enum op_matmul_finish finishes[] = {
+		OP_MATMUL_STORE, OP_MATMUL_SWIGLU, OP_MATMUL_ADD};
+	static const uint32_t rows[] = {17, 33, 64};
 	uint32_t n_block = dtype_find(dtype)->n_block;
 	uint32_t k_unit = n_block < 64 ? 64 : n_block;
 	struct site site;
 
 	init(&site);
-	for (uint32_t i = 0; i < 9; i++) {
+	for (uint32_t i = 0; i < 12; i++) {
 		struct op_arena *a = &site.a;
 		struct shape s = {
 			.dtypes = {dtype, dtype, dtype},
-			.n_rows = i % 3 == 0   ? 17
-				  : i % 3 == 1 ? 33
-					       : 64,
+			.n_rows = rows[op_arena_random(a, 0, 2)],
 			.k = k_unit * op_arena_random(a, 1, k_unit == 64 ? 7 : 3),
-			.has_norm = i / 2 % 2,
-			.has_want = i % 4 == 1,
-			.finish = i / 3 == 0   ? OP_MATMUL_STORE
-				  : i / 3 == 1 ? OP_MATMUL_SWIGLU
-					       : OP_MATMUL_ADD,
+			.has_norm = i / 3 % 2,
+			.has_want = i / 6 % 2,
+			.finish = finishes[i % 3],
 			.tile = *tile,
 		};
-		s.m = i % 4 == 0 ? s.n_rows : op_arena_random(a, 1, s.n_rows);
-		s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i % 3 : 1;
-		s.n[0] = i % 4 == 2 ? 1 : op_arena_random(a, 1, 70);
+		s.m = i < 3 ? s.n_rows : op_arena_random(a, 1, s.n_rows);
+		s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i / 3 % 3 : 1;
+		s.n[0] = i == 3 || i == 4 ? 1 : op_arena_random(a, 1, 70);
 		s.n[1] = op_arena_random(a, 1, 40);
 		s.n[2] = op_arena_random(a, 1, 40);
 		if (s.finish == OP_MATMUL_SWIGLU) {
 			s.n_parts = 2;
 			s.n[1] = s.n[0];
 		}
-		run_shape(&site, &s);
-		/* In runs of k, whatever the tile's own are. */
-		s.tile.n_splits = i % 4;
 		run_shape(&site, &s);
 	}
 	fini(&site);

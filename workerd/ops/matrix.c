@@ -323,6 +323,10 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, struct produ
 	push.n_split_steps = s->n_split_steps;
 	if (s->n_splits > 1) {
 		kernel.spec[ABI_MATRIX_SPEC_PARTIAL - ABI_SPEC_KERNEL] = 1;
+		/* But for the order of rows, the finish is matrix-sum's. */
+		if (!is_swiglu)
+			kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] =
+				ABI_TILE_FINISH_STORE;
 		push.y = p->staging + staged_bytes(p->n_rows, s->k);
 		push.y_stride = width;
 		push.n_split_bytes = (uint32_t)(sizeof(float) * p->n_rows * width);
