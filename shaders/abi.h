@@ -48,6 +48,43 @@
 
 #define ABI_MATMUL_SPEC_GATHER (ABI_TILE_SPEC_KERNEL + 0) /* 1: row i of x is x[want[i]] */
 
+/*
+ * quantize: rows of x as signed bytes, for the integer kernels. A row of k, k % 64 == 0, is cut
+ *into units of 64 numbers, those into four quads of 16. In staging, one after the other:
+ *
+ *	[4][k / 64] uvec4     the quads: those of one place in their units side by side
+ *	[2][k / 64] uvec2     of the halves of the units: f32 scale d, i16 sums of its two quads
+ *	[k / 32] f32          sums of the squares of 32 numbers each, before the gain
+ *
+ * x = d q. What number a byte of a half is, ABI_QUANT_ORDER says: that which falls out of the
+ * weights' bits by a shift and a mask.
+ */
+#define ABI_QUANT_SPEC_NORM (ABI_SPEC_KERNEL + 0)   /* 1: x gain, and the squares are summed */
+#define ABI_QUANT_SPEC_GATHER (ABI_SPEC_KERNEL + 1) /* 1: row i of x is x[want[i]] */
+#define ABI_QUANT_SPEC_ORDER (ABI_SPEC_KERNEL + 2)  /* ABI_QUANT_ORDER_* */
+
+/* Byte b of word w (0 to 7) of 32 numbers is number */
+#define ABI_QUANT_ORDER_PLAIN 0 /* 4 w + b */
+#define ABI_QUANT_ORDER_BY4 1   /* 16 (w / 4) + 4 b + w % 4 */
+#define ABI_QUANT_ORDER_BY8 2   /* 8 b + w */
+
+/* Bytes from one row of staging to the next. */
+#define ABI_QUANT_ROW_BYTES(k) (((k) + (k) / 4 + (k) / 8 + 15) / 16 * 16)
+
+/* matvec: the first two as quantize has them. */
+#define ABI_MATVEC_SPEC_ROWS (ABI_SPEC_KERNEL + 3)    /* of W, of a subgroup */
+#define ABI_MATVEC_SPEC_COLUMNS (ABI_SPEC_KERNEL + 4) /* rows of x */
+#define ABI_MATVEC_SPEC_UNROLL (ABI_SPEC_KERNEL + 5)  /* units of a lane in one round */
+#define ABI_MATVEC_SPEC_AHEAD \
+	(ABI_SPEC_KERNEL + 6) /* 1: the next round is loaded before one is summed */
+#define ABI_MATVEC_SPEC_FINISH (ABI_SPEC_KERNEL + 7) /* ABI_TILE_FINISH_* */
+#define ABI_MATVEC_SPEC_UNITS \
+	(ABI_SPEC_KERNEL + 8) /* 0: reads staging; else quantises, k <= 64 of it */
+#define ABI_MATVEC_SPEC_WHOLE (ABI_SPEC_KERNEL + 9) /* 1: rows of W are whole rounds */
+/* 1 + ABI_QUANT_ORDER_*: y is staged too, for whoever multiplies it next; 0: not. */
+#define ABI_MATVEC_SPEC_NEXT (ABI_SPEC_KERNEL + 10)
+#define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed */
+
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
 #define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
 
@@ -147,6 +184,35 @@ struct abi_stage {
 	ABI_ADDRESS m;    /* u32: rows of this step */
 	ABI_U32 k;
 	ABI_U32 y_stride; /* f16s, a multiple of 8 */
+	ABI_F32 eps;
+	ABI_U32 pad;
+};
+
+struct abi_quantize {
+	ABI_ADDRESS x;       /* [m][k] f32, or what want chooses from */
+	ABI_ADDRESS gain;    /* [k] f32 with NORM */
+	ABI_ADDRESS m;       /* u32: rows of this step */
+	ABI_ADDRESS want;    /* [m] u32 with GATHER */
+	ABI_ADDRESS staging; /* [m] rows of ABI_QUANT_ROW_BYTES(k) */
+	ABI_U32 k;
+	ABI_U32 pad;
+};
+
+struct abi_matvec {
+	ABI_ADDRESS w[ABI_MATMUL_MAX_PARTS]; /* [n][k] each; 0 where unused */
+	ABI_ADDRESS x;                       /* as in abi_matmul; unused where staging is read */
+	ABI_ADDRESS y;                       /* [m][y_stride] f32; 0 with NEXT: only staged */
+	ABI_ADDRESS gain;                    /* [k] f32 with NORM */
+	ABI_ADDRESS r;                       /* [m][y_stride] f32 with ADD; may be y */
+	ABI_ADDRESS m;                       /* u32: rows of this step */
+	ABI_ADDRESS want;                    /* [m] u32 with GATHER */
+	ABI_ADDRESS staging;                 /* [m] rows of ABI_QUANT_ROW_BYTES(k) */
+	ABI_ADDRESS next;                    /* [m] rows of ABI_QUANT_ROW_BYTES(y_stride) */
+	ABI_ADDRESS next_gain;               /* [y_stride] f32 with NEXT_NORM */
+	ABI_U32 n[ABI_MATMUL_MAX_PARTS];     /* rows of each matrix; 0 where unused */
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 y_stride;    /* floats */
 	ABI_F32 eps;
 	ABI_U32 pad;
 };

@@ -43,7 +43,7 @@ static const struct {
 	NEED(v13, maintenance4),
 	MAY(v13, subgroupSizeControl),
 	MAY(v13, computeFullSubgroups),
-	MAY(v13, shaderIntegerDotProduct),
+	NEED(v13, shaderIntegerDotProduct),
 #undef NEED
 #undef MAY
 };

@@ -36,6 +36,11 @@ struct op_matmul_params {
 	/* For kernels that read x in another form, theirs until the next op; 0: there is none. */
 	uint64_t staging;
 	uint64_t n_staging_bytes;
+	bool is_staged; /* x is there already: op_matvec_chain */
+	/* Where y goes as what the next op reads as its staging, see op_matvec_chain; 0: nowhere. */
+	uint64_t next;
+	uint64_t next_gain; /* of [width of y] f32: of the next op's norm; 0: it has none */
+	uint32_t next_order;
 	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
 	enum op_matmul_finish finish;
 	float eps;       /* of the norm */

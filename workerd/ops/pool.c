@@ -64,6 +64,11 @@ const struct vk_device_info *op_pool_get_info(const struct op_pool *pool)
 	return pool->info;
 }
 
+uint32_t op_pool_get_shared_bytes(const struct op_pool *pool)
+{
+	return pool->info->max_shared_bytes;
+}
+
 bool op_pool_is_software(const struct op_pool *pool)
 {
 	return pool->info->is_software;

@@ -38,6 +38,9 @@ uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
 /* What is known of the device. Borrowed. */
 const struct vk_device_info *op_pool_get_info(const struct op_pool *pool);
 
+/* What a workgroup may have of shared memory. */
+uint32_t op_pool_get_shared_bytes(const struct op_pool *pool);
+
 /* A software driver: loads are dear, registers are memory, subgroups are narrow. */
 bool op_pool_is_software(const struct op_pool *pool);
 

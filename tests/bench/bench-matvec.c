@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How fast the integer kernels multiply one to eight rows of x by matrices of a decode, cut in all
+ * the ways of the table below: many dispatches in one command with barriers between, as a decode
+ * has them. Copies of the matrix are read in turn, more than a GPU's cache holds. Each result is
+ * checked. A line a measurement, then the best of each case:
+ *
+ *	best    the kernel alone, of bytes that lie in staging
+ *	+quant  with the dispatch that makes those bytes before each
+ *	own     the fastest of those that make them themselves
+ *	cached  the best again, on one copy
+ *	m near  the best again, the number of rows in device memory instead of io memory
+ *
+ *	bench-matvec [--quick] [FORMAT]...       WEIGHTD_TEST_DEVICE as for the tests
+ *
+ * Rows of x are normalised, as most of a layer's are. --quick: a small matrix and few cuts, the
+ * default on a software driver.
+ */
+#include <math.h>
+
+#include "proto/dtype.h"
+#include "proto/manifest.h"
+#include "tests/ref/ref-blocks.h"
+#include "tests/vulkan/on-device.h"
+#include "workerd/ops/matmul.h"
+#include "workerd/ops/matvec.h"
+#include "workerd/ops/pool.h"
+#include "workerd/weights.h"
+
+enum {
+	N_DISPATCHES = 32,
+	N_ROUNDS = 4,
+	N_SAMPLES = 16, /* rows of W whose products are checked */
+	MAX_COLUMNS = OP_MATVEC_MAX_COLUMNS,
+	MIN_BYTES = 96 << 20, /* of all copies of a matrix */
+};
+
+static const uint32_t dtypes[] = {
+	DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q4_0, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
+
+struct matrix {
+	uint32_t n;
+	uint32_t k;
+};
+
+static const struct matrix matrices[] = {{4096, 14336}, {14336, 4096}, {4096, 4096}};
+static const struct matrix small_matrix = {192, 1024};
+
+/* rows, columns (filled in), unroll, subgroups, groups, ahead, source */
+static const struct op_matvec_shape cuts[] = {
+	{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
+	{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED},
+	{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
+	{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED},
+	{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
+	{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED},
+	{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
+	{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED},
+	{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED},
+	{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED},
+	{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
+	{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
+	{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED},
+	{1, 0, 1, 8, 0, true, OP_MATVEC_OWN},
+	{2, 0, 1, 8, 0, true, OP_MATVEC_OWN},
+	{2, 0, 1, 8, 396, true, OP_MATVEC_OWN},
+	{4, 0, 1, 8, 264, true, OP_MATVEC_OWN},
+};
+static const struct op_matvec_shape small_cuts[] = {
+	{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED},
+};
+
+struct bench {
+	struct vk_device *d;
+	struct op_pool *pool;
+	bool is_quick;
+	struct vk_memory *weights, *scratch, *io;
+	uint8_t *map; /* of io */
+	struct vk_command *command;
+	uint64_t n_weights_bytes;
+};
+
+/* Where things lie in scratch, and what is copied there from the begin of io. */
+enum {
+	MAX_K = 14336,
+	MAX_N = 14336,
+	X_AT = 0,
+	GAIN_AT = X_AT + 4 * MAX_K * MAX_COLUMNS,
+	M_AT = GAIN_AT + 4 * MAX_K,
+	N_INPUT_BYTES = M_AT + 256,
+	Y_AT = N_INPUT_BYTES,
+	N_Y_BYTES = 4 * MAX_N * MAX_COLUMNS,
+	STAGING_AT = Y_AT + N_Y_BYTES,
+	N_STAGING_BYTES = 2 * MAX_K * MAX_COLUMNS,
+	N_SCRATCH_BYTES = STAGING_AT + N_STAGING_BYTES,
+	/* In io; behind it one matrix. */
+	IO_M_AT = N_INPUT_BYTES,
+	IO_Y_AT = IO_M_AT + 256,
+	IO_W_AT = IO_Y_AT + N_Y_BYTES,
+	MAX_MATRIX_BYTES = 64 << 20,
+};
+
+/* One matrix in one format, and what its sampled rows give. */
+struct subject {
+	uint32_t dtype;
+	const struct matrix *m;
+	uint64_t n_bytes;
+	uint32_t n_copies;
+	uint32_t samples[N_SAMPLES];
+	float y[N_SAMPLES][MAX_COLUMNS];
+	float scale[N_SAMPLES][MAX_COLUMNS];
+};
+
+struct result {
+	double us;
+	bool is_right;
+};
+
+static void init(struct bench *b)
+{
+	struct err e = ERR_NULL;
+
+	b->d = on_device_new();
+	const struct vk_device_info *info = vk_device_get_info(b->d);
+	b->is_quick |= info->is_software;
+	printf("%s, %s\n", info->name, info->driver);
+	on_device_check(op_pool_new(b->d, &e, &b->pool), &e, "pool");
+	b->n_weights_bytes = b->is_quick ? 1 << 20 : MIN_BYTES + MAX_MATRIX_BYTES;
+	b->weights = on_device_memory(b->d, VK_MEMORY_WEIGHTS, b->n_weights_bytes, false);
+	b->scratch = on_device_memory(b->d, VK_MEMORY_SCRATCH, N_SCRATCH_BYTES, false);
+	b->io = on_device_memory(
+		b->d, VK_MEMORY_IO, IO_W_AT + (b->is_quick ? 1 << 20 : MAX_MATRIX_BYTES), false);
+	b->map = (uint8_t *)on_device_map(b->io);
+	b->command = on_device_command(b->d, 2);
+}
+
+static void fini(struct bench *b)
+{
+	vk_command_free(b->command);
+	vk_memory_free(b->io);
+	vk_memory_free(b->scratch);
+	vk_memory_free(b->weights);
+	op_pool_free(b->pool);
+	vk_device_free(b->d);
+}
+
+static void copy(struct bench *b, struct vk_memory *dst, uint64_t dst_at, struct vk_memory *src,
+	uint64_t src_at, uint64_t n_bytes)
+{
+	const struct vk_slice to = {.memory = dst, .offset = dst_at, .n_bytes = n_bytes};
+	const struct vk_slice from = {.memory = src, .offset = src_at, .n_bytes = n_bytes};
+
+	vk_command_copy(b->command, &to, &from);
+}
+
+/* x [MAX_COLUMNS][k] and the gain. */
+static void fill_inputs(struct bench *b, const struct matrix *m, uint64_t *state)
+{
+	float *x = (float *)(b->map + X_AT), *gain = (float *)(b->map + GAIN_AT);
+
+	for (uint32_t i = 0; i < m->k * MAX_COLUMNS; i++)
+		x[i] = (float)((int64_t)ref_blocks_random(state) >> 11) * 0x1p-52f;
+	for (uint32_t i = 0; i < m->k; i++)
+		gain[i] = 0.5f + (float)(ref_blocks_random(state) >> 40) * 0x1p-24f;
+}
+
+/* What quantize.comp makes of row c of x, as numbers. */
+static void round_row(struct bench *b, const struct matrix *m, uint32_t c, float *ret_a)
+{
+	const float *x = (float *)(b->map + X_AT) + c * m->k;
+	const float *gain = (float *)(b->map + GAIN_AT);
+	double squares = 0;
+
+	for (uint32_t i = 0; i < m->k; i++) {
+		squares += (double)x[i] * x[i];
+		ret_a[i] = x[i] * gain[i];
+	}
+	float norm = (float)(1 / sqrt(squares / m->k));
+	for (uint32_t at = 0; at < m->k; at += 32) {
+		float top = 0;
+		for (uint32_t i = at; i < at + 32; i++)
+			top = fmaxf(top, fabsf(ret_a[i]));
+		for (uint32_t i = at; i < at + 32; i++)
+			ret_a[i] = rintf(ret_a[i] * 127 / top) * top / 127 * norm;
+	}
+}
+
+static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m, struct subject *s)
+{
+	const struct dtype *t = dtype_find(dtype);
+	uint64_t n_row_bytes = (uint64_t)m->k / t->n_block * t->n_bytes, state = 1 + dtype;
+	static float w[MAX_K], reach[MAX_K], a[MAX_COLUMNS][MAX_K];
+
+	*s = (struct subject){.dtype = dtype, .m = m, .n_bytes = n_row_bytes * m->n};
+	uint64_t n_least = b->is_quick ? 1 : MIN_BYTES;
+	s->n_copies = (uint32_t)((n_least + s->n_bytes - 1) / s->n_bytes);
+	assert_true(s->n_copies * s->n_bytes <= b->n_weights_bytes);
+	fill_inputs(b, m, &state);
+	ref_blocks_fill(dtype, s->n_bytes / t->n_bytes, &state, b->map + IO_W_AT);
+	vk_command_begin(b->command);
+	for (uint32_t i = 0; i < s->n_copies; i++)
+		copy(b, b->weights, i * s->n_bytes, b->io, IO_W_AT, s->n_bytes);
+	copy(b, b->scratch, 0, b->io, 0, N_INPUT_BYTES);
+	on_device_run(b->d, b->command);
+	for (uint32_t c = 0; c < MAX_COLUMNS; c++)
+		round_row(b, m, c, a[c]);
+	for (uint32_t i = 0; i < N_SAMPLES; i++) {
+		uint32_t j = s->samples[i] = (uint32_t)((uint64_t)(m->n - 1) * i / (N_SAMPLES - 1));
+		ref_blocks_dequantize(dtype, b->map + IO_W_AT + j * n_row_bytes, m->k, w, reach);
+		for (uint32_t c = 0; c < MAX_COLUMNS; c++) {
+			double y = 0, scale = 0;
+			for (uint32_t l = 0; l < m->k; l++) {
+				y += (double)w[l] * a[c][l];
+				scale += fabs((double)w[l] * a[c][l]);
+			}
+			s->y[i][c] = (float)y;
+			s->scale[i][c] = (float)scale;
+		}
+	}
+}
+
+/* A tie may have been rounded to the other side; all else are roundings of floats. */
+static bool is_right(const struct bench *b, const struct subject *s, uint32_t n_columns)
+{
+	const float *y = (float *)(b->map + IO_Y_AT);
+
+	for (uint32_t i = 0; i < N_SAMPLES; i++)
+		for (uint32_t c = 0; c < n_columns; c++)
+			if (!(fabsf(y[c * s->m->n + s->samples[i]] - s->y[i][c]) <=
+				    2e-4f * s->scale[i][c]))
+				return false;
+	return true;
+}
+
+struct setting {
+	uint32_t n_columns;
+	uint32_t n_copies;
+	bool is_m_near;
+};
+
+static void record(struct bench *b, const struct subject *s, const struct setting *set,
+	const struct op_matvec_shape *cut)
+{
+	uint64_t scratch = vk_memory_get_address(b->scratch), n_y = 4ull * s->m->n * set->n_columns;
+	struct err e = ERR_NULL;
+	struct op_matmul_params p = {.n_parts = 1,
+		.x = scratch + X_AT,
+		.y = scratch + Y_AT,
+		.gain = scratch + GAIN_AT,
+		.m = set->is_m_near ? scratch + M_AT : vk_memory_get_address(b->io) + IO_M_AT,
+		.staging = scratch + STAGING_AT,
+		.n_staging_bytes = N_STAGING_BYTES,
+		.n_rows = set->n_columns};
+	struct op_matvec_shape first = *cut;
+
+	memcpy(b->map + IO_M_AT, &set->n_columns, 4);
+	memcpy(b->map + M_AT, &set->n_columns, 4);
+	memset(b->map + IO_Y_AT, 0xff, n_y);
+	vk_command_begin(b->command);
+	copy(b, b->scratch, M_AT, b->io, M_AT, 4);
+	copy(b, b->scratch, Y_AT, b->io, IO_Y_AT, n_y);
+	vk_command_barrier(b->command);
+	if (first.source == OP_MATVEC_STAGED)
+		first.source = OP_MATVEC_STAGE;
+	for (uint32_t i = 0; i <= N_DISPATCHES; i++) {
+		p.w[0] = (struct weights_tensor){.address = vk_memory_get_address(b->weights) +
+							    i % set->n_copies * s->n_bytes,
+			.dtype = s->dtype,
+			.layout = MANIFEST_LAYOUT_RAW,
+			.ne = {s->m->k, s->m->n, 1, 1},
+			.n_bytes = s->n_bytes};
+		on_device_check(
+			op_matvec_record_shape(b->pool, b->command, &p, i == 0 ? &first : cut, &e),
+			&e, "record");
+		vk_command_barrier(b->command);
+		if (i == 0 || i == N_DISPATCHES)
+			vk_command_stamp(b->command, i != 0);
+	}
+	copy(b, b->io, IO_Y_AT, b->scratch, Y_AT, n_y);
+	vk_command_host_barrier(b->command);
+	on_device_check(vk_command_end(b->command, &e), &e, "end");
+}
+
+/* The fastest round's time of one dispatch. */
+static struct result measure(struct bench *b, const struct subject *s, const struct setting *set,
+	const struct op_matvec_shape *cut)
+{
+	struct result best = {.us = INFINITY};
+	struct err e = ERR_NULL;
+	uint64_t ticket, ns[2];
+
+	record(b, s, set, cut);
+	for (int i = 0; i < N_ROUNDS; i++) {
+		on_device_check(vk_submit(b->d, &b->command, 1, &e, &ticket), &e, "submit");
+		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
+		on_device_check(vk_command_get_stamps(b->command, ns), &e, "stamps");
+		best.us = fmin(best.us, (double)(ns[1] - ns[0]) * 1e-3 / N_DISPATCHES);
+	}
+	best.is_right = is_right(b, s, set->n_columns);
+	return best;
+}
+
+static bool print_result(const struct subject *s, const struct setting *set,
+	const struct op_matvec_shape *cut, const char *what, const struct result *r)
+{
+	printf("%-6s %6u x %-6u n %u  %-7s rows %u unroll %u subgroups %u groups %3u ahead %d: "
+	       "%8.2f us %7.1f GB/s%s\n",
+		dtype_find(s->dtype)->name, s->m->n, s->m->k, set->n_columns, what, cut->n_rows,
+		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, r->us,
+		(double)s->n_bytes / r->us * 1e-3, r->is_right ? "" : " WRONG");
+	fflush(stdout);
+	return r->is_right;
+}
+
+struct best {
+	const struct subject *s;
+	struct op_matvec_shape cut;
+	struct result kernel, quant, own, cached, near;
+};
+
+/* Is there room for it on this device, and is it worth it? */
+static bool is_candidate(
+	const struct subject *s, const struct setting *set, const struct op_matvec_shape *cut)
+{
+	if (cut->source == OP_MATVEC_OWN)
+		return s->m->k <= 8192 && set->n_columns <= 2;
+	/* Each pipeline takes a GPU's driver some 50 ms. */
+	return set->n_columns <= 2 ||
+	       (cut->n_unroll == 1 && cut->n_subgroups == 4 && cut->n_groups == 0 &&
+		       cut->n_rows * set->n_columns <= 16);
+}
+
+/* All cuts of one case; the best, as a line of the last table. False: something was wrong. */
+static bool run_case(
+	struct bench *b, const struct subject *s, uint32_t n_columns, char *ret_line, size_t n_line)
+{
+	const struct op_matvec_shape *list = b->is_quick ? small_cuts : cuts;
+	struct setting set = {.n_columns = n_columns, .n_copies = s->n_copies};
+	struct best best = {.kernel.us = INFINITY, .own.us = INFINITY};
+	bool is_ok = true;
+
+	for (size_t i = 0; i < (b->is_quick ? ARRAY_SIZE(small_cuts) : ARRAY_SIZE(cuts)); i++) {
+		struct op_matvec_shape cut = list[i];
+		cut.n_columns = n_columns;
+		if (!is_candidate(s, &set, &cut))
+			continue;
+		bool is_own = cut.source == OP_MATVEC_OWN;
+		struct result r = measure(b, s, &set, &cut);
+		is_ok &= print_result(s, &set, &cut, is_own ? "own" : "staged", &r);
+		if (is_own && r.us < best.own.us)
+			best.own = r;
+		if (!is_own && r.us < best.kernel.us) {
+			best.kernel = r;
+			best.cut = cut;
+		}
+	}
+	struct op_matvec_shape cut = best.cut;
+	cut.source = OP_MATVEC_STAGE;
+	best.quant = measure(b, s, &set, &cut);
+	best.cached = measure(b, s, &(struct setting){n_columns, 1, false}, &best.cut);
+	best.near = measure(b, s, &(struct setting){n_columns, s->n_copies, true}, &best.cut);
+	is_ok &= best.quant.is_right && best.cached.is_right && best.near.is_right;
+	snprintf(ret_line, n_line,
+		"%-6s %5u x %-5u n %u: best %7.2f us %6.0f GB/s (rows %u unroll %u subgroups %u "
+		"groups %u ahead %d) +quant %.2f own %.2f cached %.2f m near %.2f%s\n",
+		dtype_find(s->dtype)->name, s->m->n, s->m->k, n_columns, best.kernel.us,
+		(double)s->n_bytes / best.kernel.us * 1e-3, best.cut.n_rows, best.cut.n_unroll,
+		best.cut.n_subgroups, best.cut.n_groups, best.cut.is_ahead, best.quant.us,
+		best.own.us, best.cached.us, best.near.us, is_ok ? "" : " WRONG");
+	return is_ok;
+}
+
+static bool is_wanted(const char *name, int argc, char **argv)
+{
+	bool is_any = false;
+
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], name))
+			return true;
+		is_any |= argv[i][0] != '-';
+	}
+	return !is_any;
+}
+
+int main(int argc, char **argv)
+{
+	enum { MAX_LINES = 128, N_LINE = 256 };
+	static char lines[MAX_LINES][N_LINE];
+	static struct bench b;
+	static struct subject s;
+	uint32_t n_lines = 0;
+	struct err e = ERR_NULL;
+	bool is_ok = true;
+
+	for (int i = 1; i < argc; i++)
+		b.is_quick |= !strcmp(argv[i], "--quick");
+	on_device_warm_up();
+	init(&b);
+	for (size_t f = 0; f < ARRAY_SIZE(dtypes); f++) {
+		if (!is_wanted(dtype_find(dtypes[f])->name, argc, argv))
+			continue;
+		/* A pool is for the pipelines of a model; these are more. */
+		op_pool_free(b.pool);
+		on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
+		for (size_t i = 0; i < (b.is_quick ? 1 : ARRAY_SIZE(matrices)); i++) {
+			init_subject(&b, dtypes[f], b.is_quick ? &small_matrix : &matrices[i], &s);
+			for (uint32_t n = 1; n <= (b.is_quick ? 2 : MAX_COLUMNS); n *= 2)
+				is_ok &= run_case(&b, &s, n, lines[n_lines++], N_LINE);
+		}
+	}
+	for (uint32_t i = 0; i < n_lines; i++)
+		fputs(lines[i], stdout);
+	fini(&b);
+	return is_ok ? 0 : 1;
+}

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/ops/matvec.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "proto/dtype.h"
+#include "proto/manifest.h"
+#include "proto/util/cleanup.h"
+#include "proto/util/err.h"
+#include "shaders/abi.h"
+#include "vk/command.h"
+#include "workerd/ops/matmul.h"
+#include "workerd/ops/pool.h"
+
+/* Bytes of a row of x and elements of a matrix's edge are counted in 32 bits. */
+enum { MAX_EDGE = 1 << 28, UNIT = 64 };
+
+/* One row a format, see shaders/matvec-dtype.glsl. */
+struct format {
+	uint32_t dtype;
+	enum kernels_id kernel;
+	uint32_t n_align;       /* of a row of W in bytes */
+	uint32_t order;         /* ABI_QUANT_ORDER_* */
+	uint32_t n_group_words; /* of eight units in shared memory; 0: read where they are */
+};
+
+static const struct format formats[] = {
+	{DTYPE_Q8_0, KERNELS_MATVEC_Q8_0, 4, ABI_QUANT_ORDER_PLAIN, 136},
+	{DTYPE_Q4_0, KERNELS_MATVEC_Q4_0, 4, ABI_QUANT_ORDER_PLAIN, 72},
+	{DTYPE_Q4_K, KERNELS_MATVEC_Q4_K, 16, ABI_QUANT_ORDER_PLAIN, 0},
+	{DTYPE_Q6_K, KERNELS_MATVEC_Q6_K, 4, ABI_QUANT_ORDER_PLAIN, 105},
+	{DTYPE_TQ2_0, KERNELS_MATVEC_TQ2_0, 4, ABI_QUANT_ORDER_PLAIN, 33},
+	{DTYPE_Q2_0, KERNELS_MATVEC_Q2_0, 4, ABI_QUANT_ORDER_BY4, 36},
+	{DTYPE_Q1_0, KERNELS_MATVEC_Q1_0, 4, ABI_QUANT_ORDER_BY8, 18},
+};
+
+static const struct format *find_format(uint32_t dtype)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(formats); i++)
+		if (formats[i].dtype == dtype)
+			return &formats[i];
+	return NULL;
+}
+
+uint64_t op_matvec_staging_bytes(uint64_t k, uint32_t n_rows)
+{
+	return ABI_QUANT_ROW_BYTES(k) * n_rows;
+}
+
+static bool fits_part(const struct weights_tensor *t)
+{
+	const struct format *f = find_format(t->dtype);
+	const struct dtype *dtype = dtype_find(t->dtype);
+	uint64_t n_elements, n_bytes;
+
+	if (!f || !dtype || t->layout != MANIFEST_LAYOUT_RAW || t->ne[0] == 0 || t->ne[1] == 0 ||
+		t->ne[0] > MAX_EDGE || t->ne[1] > MAX_EDGE || t->ne[2] != 1 || t->ne[3] != 1 ||
+		t->ne[0] % UNIT != 0)
+		return false;
+	return dtype_tensor_bytes(dtype, 2, t->ne, &n_elements, &n_bytes) == 0 &&
+	       n_bytes == t->n_bytes && t->address % f->n_align == 0 &&
+	       n_bytes / t->ne[1] % f->n_align == 0;
+}
+
+bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	(void)pool;
+	if (p->is_exact || p->n_rows == 0 || p->n_rows > OP_MATVEC_MAX_COLUMNS || p->n_parts == 0 ||
+		p->n_parts > ABI_MATMUL_MAX_PARTS ||
+		(p->finish == OP_MATMUL_SWIGLU && p->n_parts != 2))
+		return false;
+	uint64_t n = 0;
+	for (uint32_t i = 0; i < p->n_parts; i++) {
+		const struct weights_tensor *t = &p->w[i];
+		if (!fits_part(t) || t->ne[0] != p->w[0].ne[0] ||
+			find_format(t->dtype)->order != find_format(p->w[0].dtype)->order)
+			return false;
+		if (p->finish == OP_MATMUL_SWIGLU &&
+			(t->ne[1] != p->w[0].ne[1] || t->dtype != p->w[0].dtype))
+			return false;
+		n += t->ne[1];
+	}
+	return n <= UINT32_MAX / sizeof(float) && p->staging && p->staging % 16 == 0 &&
+	       p->n_staging_bytes >= op_matvec_staging_bytes(p->w[0].ne[0], p->n_rows);
+}
+
+/* Columns of y. */
+static uint32_t get_width(const struct op_matmul_params *p)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < p->n_parts; i++)
+		n += (uint32_t)p->w[i].ne[1];
+	return p->finish == OP_MATMUL_SWIGLU ? n / 2 : n;
+}
+
+bool op_matvec_chain(
+	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
+{
+	if (!op_matvec_fits(pool, p) || !op_matvec_fits(pool, next) || next->want ||
+		(p->n_parts > 1 && p->finish != OP_MATMUL_SWIGLU) ||
+		next->w[0].ne[0] != get_width(p) || next->n_rows != p->n_rows ||
+		next->staging == p->staging)
+		return false;
+	p->next = next->staging;
+	p->next_gain = next->gain;
+	p->next_order = find_format(next->w[0].dtype)->order;
+	next->is_staged = true;
+	return true;
+}
+
+/* Outputs of a workgroup in one go. */
+static uint32_t count_outputs(const struct op_matmul_params *p, const struct op_matvec_shape *s)
+{
+	return s->n_subgroups * (p->finish == OP_MATMUL_SWIGLU ? s->n_rows / 2 : s->n_rows);
+}
+
+/* Units that a workgroup has room for which quantises: few sizes, each is a pipeline. */
+static uint32_t count_units(uint64_t k)
+{
+	uint32_t n = 16;
+
+	while (n < k / UNIT)
+		n += n % 64 == 0 ? 64 : n;
+	return n;
+}
+
+/* Shared memory of a workgroup. */
+static uint64_t count_shared_bytes(const struct op_pool *pool, const struct format *f,
+	const struct op_matvec_shape *s, uint64_t k)
+{
+	uint64_t n_lanes = op_pool_get_subgroup_size(pool);
+	uint64_t n_raw = (f->n_group_words * s->n_unroll + 7) / 8;
+	uint64_t n_w = f->n_group_words ? s->n_subgroups * s->n_rows * n_raw * n_lanes * 4 + 4 : 0;
+	uint64_t n_x = s->source == OP_MATVEC_OWN ? count_units(k) * 80ull : 24;
+
+	return n_w + s->n_columns * (n_x + 4 * s->n_subgroups + 128);
+}
+
+static bool fits_shared(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matvec_shape *s)
+{
+	for (uint32_t i = 0; i < p->n_parts; i++)
+		if (count_shared_bytes(pool, find_format(p->w[i].dtype), s, p->w[0].ne[0]) >
+			op_pool_get_shared_bytes(pool))
+			return false;
+	return true;
+}
+
+struct op_matvec_shape op_matvec_choose(
+	const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	struct op_matvec_shape s = {.n_rows = 2,
+		.n_columns = 1,
+		.n_unroll = 1,
+		.n_subgroups = op_pool_is_software(pool) ? 1 : 4,
+		.is_ahead = !op_pool_is_software(pool),
+		.source = p->is_staged ? OP_MATVEC_STAGED : OP_MATVEC_STAGE};
+
+	while (s.n_columns < p->n_rows)
+		s.n_columns *= 2;
+	/* A run of 32 outputs is a workgroup's: as many subgroups as that allows. */
+	if (p->next && !op_pool_is_software(pool))
+		s.n_subgroups = 16;
+	/* Wide subgroups and small shared memories. */
+	while (!fits_shared(pool, p, &s) && s.n_subgroups > 1)
+		s.n_subgroups /= 2;
+	return s;
+}
+
+static int record_quantize(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, uint32_t order, struct err *ret_err)
+{
+	uint32_t k = (uint32_t)p->w[0].ne[0], n_lanes = op_pool_get_subgroup_size(pool);
+	struct op_pool_kernel kernel = {
+		.id = KERNELS_QUANTIZE,
+		.n_subgroups = op_pool_is_software(pool) ? 8 : 4,
+		.n_spec = ABI_QUANT_SPEC_ORDER + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
+			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0,
+			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = order},
+	};
+	struct abi_quantize push = {.x = p->x,
+		.gain = p->gain,
+		.m = p->m,
+		.want = p->want,
+		.staging = p->staging,
+		.k = k};
+
+	int r = op_pool_dispatch(
+		pool, c, &kernel, &push, (k / 4 + n_lanes - 1) / n_lanes, p->n_rows, ret_err);
+	if (r == 0)
+		vk_command_barrier(c);
+	return r;
+}
+
+/* The parts from first on, all of one format; y_at: their first column of y. */
+static int record_parts(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, const struct op_matvec_shape *s, uint32_t first,
+	uint32_t n_parts, uint32_t y_at, uint32_t y_stride, struct err *ret_err)
+{
+	const struct weights_tensor *w = &p->w[first];
+	const struct format *f = find_format(w->dtype);
+	uint32_t k = (uint32_t)w->ne[0];
+	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU, is_own = s->source == OP_MATVEC_OWN;
+	uint32_t n_out = is_swiglu ? s->n_rows / 2 : s->n_rows;
+	uint32_t n_tiles = 0;
+	struct op_pool_kernel kernel = {
+		.id = f->kernel,
+		.n_subgroups = s->n_subgroups,
+		.n_spec = ABI_MATVEC_SPEC_NEXT_NORM + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
+			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = is_own && p->want != 0,
+			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = f->order,
+			[ABI_MATVEC_SPEC_ROWS - ABI_SPEC_KERNEL] = s->n_rows,
+			[ABI_MATVEC_SPEC_COLUMNS - ABI_SPEC_KERNEL] = s->n_columns,
+			[ABI_MATVEC_SPEC_UNROLL - ABI_SPEC_KERNEL] = s->n_unroll,
+			[ABI_MATVEC_SPEC_AHEAD - ABI_SPEC_KERNEL] = s->is_ahead,
+			[ABI_MATVEC_SPEC_FINISH - ABI_SPEC_KERNEL] = p->finish,
+			[ABI_MATVEC_SPEC_UNITS - ABI_SPEC_KERNEL] = is_own ? count_units(k) : 0,
+			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
+				k / UNIT % (s->n_unroll * op_pool_get_subgroup_size(pool)) == 0,
+			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
+			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},
+	};
+	struct abi_matvec push = {
+		.x = p->x,
+		.y = p->y ? p->y + 4ull * y_at : 0,
+		.gain = p->gain,
+		.r = p->r ? p->r + 4ull * y_at : 0,
+		.m = p->m,
+		.want = p->want,
+		.staging = p->staging,
+		.next = p->next,
+		.next_gain = p->next_gain,
+		.k = k,
+		.n_row_bytes = (uint32_t)(w->n_bytes / w->ne[1]),
+		.y_stride = y_stride,
+		.eps = p->eps,
+	};
+
+	for (uint32_t i = 0; i < n_parts; i++) {
+		push.w[i] = w[i].address;
+		push.n[i] = (uint32_t)w[i].ne[1];
+		if (!is_swiglu || i == 0)
+			n_tiles += (push.n[i] + n_out - 1) / n_out;
+	}
+	/* Subgroups take the tiles of a run one after the other. */
+	if (p->next)
+		n_tiles = (n_tiles * count_outputs(p, s) + 31) / 32;
+	if (s->n_groups && n_tiles > s->n_groups * s->n_subgroups)
+		n_tiles = s->n_groups * s->n_subgroups;
+	return op_pool_dispatch(pool, c, &kernel, &push, n_tiles,
+		(p->n_rows + s->n_columns - 1) / s->n_columns, ret_err);
+}
+
+int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, const struct op_matvec_shape *s, struct err *ret_err)
+{
+	uint32_t y_stride = get_width(p), y_at = 0;
+
+	if (!op_matvec_fits(pool, p) || (p->next && 32 % count_outputs(p, s) != 0))
+		return err_set(ret_err, EINVAL, "matvec: what does not fit");
+	if (!fits_shared(pool, p, s))
+		return err_set(ret_err, ENOTSUP,
+			"matvec: expected at most %u bytes of shared memory",
+			op_pool_get_shared_bytes(pool));
+	if (s->source == OP_MATVEC_STAGE) {
+		int r = record_quantize(pool, c, p, find_format(p->w[0].dtype)->order, ret_err);
+		if (r)
+			return r;
+	}
+	for (uint32_t first = 0, n = 0; first < p->n_parts; first += n) {
+		uint32_t width = 0;
+		for (n = 0; first + n < p->n_parts && p->w[first + n].dtype == p->w[first].dtype;
+			n++)
+			width += (uint32_t)p->w[first + n].ne[1];
+		int r = record_parts(pool, c, p, s, first, n, y_at, y_stride, ret_err);
+		if (r)
+			return r;
+		y_at += width;
+	}
+	return 0;
+}
+
+int op_matvec_record(struct op_pool *pool, struct vk_command *c, const struct op_matmul_params *p,
+	struct err *ret_err)
+{
+	struct op_matvec_shape s = op_matvec_choose(pool, p);
+
+	return op_matvec_record_shape(pool, c, p, &s, ret_err);
+}

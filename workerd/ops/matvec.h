@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WORKERD_OPS_MATVEC_H
+#define WORKERD_OPS_MATVEC_H
+
+/*
+ * What op_matmul does for few rows, with integer dot products: x is rounded to signed bytes with a
+ * scale for each 32 numbers (shaders/quantize.comp, shaders/matvec.comp). Engine thread, when
+ * commands are recorded.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/util/cleanup.h"
+
+struct err;
+struct op_matmul_params;
+struct op_pool;
+struct vk_command;
+
+enum { OP_MATVEC_MAX_COLUMNS = 8 };
+
+/* Who makes the bytes of x. */
+enum op_matvec_source {
+	OP_MATVEC_OWN,    /* each workgroup for itself, in shared memory */
+	OP_MATVEC_STAGE,  /* a dispatch before, in staging; with a barrier between */
+	OP_MATVEC_STAGED, /* somebody did; they are in staging */
+};
+
+/* How the work is cut. The bits of a result do not depend on it, but for source with a norm. */
+struct op_matvec_shape {
+	uint32_t n_rows;      /* of W, of a subgroup: 1, 2, 4 or 8; with SWIGLU not 1 */
+	uint32_t n_columns;   /* rows of x, of a subgroup: 1, 2, 4 or 8 */
+	uint32_t n_unroll;    /* units of 64 numbers of a lane in one round of loads: 1 to 4 */
+	uint32_t n_subgroups; /* of a workgroup; with a next op so that its outputs divide 32 */
+	uint32_t n_groups; /* at most so many workgroups, which loop; 0: as many as there is work */
+	bool is_ahead;     /* loads of the next round are under way before one is summed */
+	enum op_matvec_source source;
+};
+
+/* Of staging, for so many rows of k; k a multiple of 64. */
+uint64_t op_matvec_staging_bytes(uint64_t k, uint32_t n_rows);
+
+/*
+ * Spares the next op, which multiplies the y of p, the making of its bytes: p makes them on the way
+ * out. Where both fit and can, sets p->next... and next->is_staged and returns true; then p has to
+ * be recorded as next's predecessor, and may have y = 0 where nobody reads that but next. Their
+ * stagings are different ones.
+ */
+bool op_matvec_chain(
+	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next);
+
+/* Can it be computed this way? Then op_matvec_record does not refuse it. */
+bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *params);
+
+/*
+ * As op_matmul_record; parts of different formats get a dispatch each. Only for what fits.
+ */
+int must_check op_matvec_record(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *params, struct err *ret_err);
+
+/* What op_matvec_record would choose. */
+struct op_matvec_shape op_matvec_choose(
+	const struct op_pool *pool, const struct op_matmul_params *params);
+
+/* The same in a shape of the caller's. -ENOTSUP where the device has too little shared memory. */
+int must_check op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *params, const struct op_matvec_shape *shape,
+	struct err *ret_err);
+
+#endif
