@@ -3,14 +3,19 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/manifest.h"
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
+#include "workerd/ops/matrix.h"
 
-enum { ALIGN = 256 }; /* of values, so that no two share a cache line */
+enum {
+	ALIGN = 256, /* of values, so that no two share a cache line */
+	MOST_SPLIT_ROWS = 1024,
+};
 
 void graph_fini(struct graph *g)
 {
@@ -91,8 +96,20 @@ static void use_routing(struct graph *g, const struct graph_routing *r, bool is_
 /* One for all matmuls: each is done with it before the next begins. */
 static int use_staging(struct graph *g, const struct graph_op *op, struct err *ret_err)
 {
-	uint32_t width = ((uint32_t)op->matmul.w[0].ne[0] + 1) / 2;
+	const uint64_t k = op->matmul.w[0].ne[0];
+	const uint32_t width = (uint32_t)(k + 63) / 64 * 32;
+	uint64_t n = 0, n_extra = 0;
 
+	for (uint32_t i = 0; i < op->matmul.n_parts; i++)
+		n += op->matmul.w[i].ne[1];
+	/* What is summed apart is most for few rows, and nothing for many. */
+	for (uint32_t m = 1; m <= MOST_SPLIT_ROWS; m *= 2) {
+		uint64_t n_words = op_matrix_staging_bytes(m, k, n) / 4;
+		if (n_words > n_extra + (uint64_t)width * m)
+			n_extra = n_words - (uint64_t)width * m;
+	}
+	if (n_extra > UINT32_MAX)
+		return err_set(ret_err, EOVERFLOW, "scratch: a matrix of %" PRIu64 " rows", n);
 	if (!g->has_staging) {
 		int r = graph_add_value(g, width, false, ret_err, &g->staging);
 		if (r)
@@ -102,6 +119,8 @@ static int use_staging(struct graph *g, const struct graph_op *op, struct err *r
 	}
 	if (g->values[g->staging].width < width)
 		g->values[g->staging].width = width;
+	if (g->values[g->staging].n_extra < n_extra)
+		g->values[g->staging].n_extra = (uint32_t)n_extra;
 	use(g, g->staging, true);
 	return 0;
 }
@@ -180,6 +199,12 @@ static bool is_placed(const struct graph_value *v)
 static uint64_t value_bytes(const struct graph_value *v, uint32_t n_rows)
 {
 	return 4 * ((uint64_t)v->width * n_rows + v->n_extra);
+}
+
+uint64_t graph_value_bytes(const struct graph *g, uint32_t value, uint32_t n_rows)
+{
+	assert(value < g->n_values);
+	return value_bytes(&g->values[value], n_rows);
 }
 
 /* The lowest offset where v meets none of the values before it that live when it does. */

@@ -117,7 +117,8 @@ struct graph {
 
 	/*
 	 * Set before the first op: matmuls may have kernels that put x into a form of their own
-	 * first, and get a place for it, [m][most k of one] f16. It is theirs until the next op.
+	 * first, and get a place for it, [m][most k of one] f16, and for sums of parts of it
+	 * (workerd/ops/matrix.h). It is theirs until the next op.
 	 */
 	bool wants_staging;
 	bool has_staging;
@@ -160,6 +161,9 @@ uint32_t graph_op_get_tensors(
  */
 int must_check graph_place(
 	struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes);
+
+/* What a value takes for n_rows rows. */
+uint64_t graph_value_bytes(const struct graph *g, uint32_t value, uint32_t n_rows);
 
 /*
  * What the values that graph_place places would take if each had a place of its own (saturates),

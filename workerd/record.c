@@ -63,7 +63,7 @@ static int record_matmul(const struct recorder *r, const struct graph_op *op)
 
 	if (r->g->has_staging) {
 		params.staging = value_address(r, r->g->staging);
-		params.n_staging_bytes = 4ull * r->g->values[r->g->staging].width * r->n_rows;
+		params.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
 	}
 	for (uint32_t i = 0; i < op->matmul.n_parts; i++)
 		params.w[i] = op->matmul.w[i];

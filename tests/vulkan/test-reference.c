@@ -44,6 +44,10 @@ static const struct tolerance kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.25
 static const struct tolerance moe_kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.5f};
 static const struct tolerance f16_tolerance = {.scalar = 1e-2f, .file = 2e-2f};
 
+/* x is rounded to 8 bits of the largest of 32 for few rows, and with W to F16 for many. */
+static const struct tolerance fast_tolerance = {.scalar = 0.25f, .file = 0.4f};
+
+static enum plan_kernels kernels = PLAN_KERNELS_EXACT;
 static const struct tolerance *tolerance = &q8_0_tolerance;
 static enum kv_layout_type kv_type;
 static char model_path[4096];
@@ -71,7 +75,8 @@ static void engine_init(struct engine *e)
 		.n_slots = 1,
 		.n_ctx = N_CTX,
 		.n_tokens = N_CTX};
-	struct plan_params params = {.n_rows = N_ROWS, .n_logit_rows = N_ROWS};
+	struct plan_params params = {
+		.n_rows = N_ROWS, .n_logit_rows = N_ROWS, .kernels = kernels};
 	on_device_check(kv_new(e->d, &kv, &err, &e->kv), &err, "kv");
 	on_device_check(
 		plan_new(e->d, e->model.weights, e->kv, &params, &err, &e->plan), &err, "plan");
@@ -271,7 +276,10 @@ int main(int argc, char **argv)
 		name, format);
 	if (!strcmp(name, "atlas-moe"))
 		tolerance = &moe_q8_0_tolerance;
-	if (argc > 3) {
+	if (argc > 3 && !strcmp(argv[3], "fast")) {
+		kernels = PLAN_KERNELS_FAST;
+		tolerance = &fast_tolerance;
+	} else if (argc > 3) {
 		kv_type = KV_LAYOUT_Q8_0;
 		tolerance =
 			!strcmp(name, "atlas-moe") ? &moe_kv_q8_0_tolerance : &kv_q8_0_tolerance;

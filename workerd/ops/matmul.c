@@ -6,6 +6,8 @@
 
 #include "proto/util/err.h"
 #include "vk/command.h"
+#include "workerd/ops/matrix.h"
+#include "workerd/ops/matvec.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/variant.h"
 
@@ -145,8 +147,21 @@ static int record_runs(struct op_pool *pool, struct vk_command *c, const struct 
 	return 0;
 }
 
-int op_matmul_record(struct op_pool *pool, struct vk_command *c, const struct op_matmul_params *p,
-	struct err *ret_err)
+/* The kernels that read each weight once; false: there are none for it. */
+static bool record_fast(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, struct err *ret_err, int *ret_code)
+{
+	if (op_matvec_fits(pool, p))
+		*ret_code = op_matvec_record(pool, c, p, ret_err);
+	else if (op_matrix_fits(pool, p))
+		*ret_code = op_matrix_record(pool, c, p, ret_err);
+	else
+		return false;
+	return true;
+}
+
+static int record_exact(struct op_pool *pool, struct vk_command *c,
+	const struct op_matmul_params *p, struct err *ret_err)
 {
 	enum op_variant variants[ABI_MATMUL_MAX_PARTS];
 	uint32_t y_stride = 0;
@@ -168,4 +183,14 @@ int op_matmul_record(struct op_pool *pool, struct vk_command *c, const struct op
 	vk_command_barrier(c);
 	return record_parts(
 		pool, c, p, variants[1], 1, 1, ABI_TILE_FINISH_GATE, 0, y_stride, ret_err);
+}
+
+int op_matmul_record(struct op_pool *pool, struct vk_command *c, const struct op_matmul_params *p,
+	struct err *ret_err)
+{
+	int r = 0;
+
+	if (record_fast(pool, c, p, ret_err, &r))
+		return r;
+	return record_exact(pool, c, p, ret_err);
 }

@@ -15,7 +15,7 @@
 enum {
 	X_ALIGN = 64,        /* f16s of a staged row: the longest step */
 	PARTIAL_ALIGN = 256, /* bytes */
-	MIN_ROWS = 17,       /* below, kernels of a row at a time are limited by reading W */
+	MIN_ROWS = 9,        /* up to there W is read once by workerd/ops/matvec.h, too */
 	FULL_GROUPS = 256,   /* workgroups that keep all of a large GPU busy */
 	MAX_SPLITS = 16,
 	MIN_SPLIT_STEPS = 8, /* a run pays for its partial sums */
@@ -70,7 +70,7 @@ static const struct {
 } tiles[] = {
 	{32, {.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1}},
 	{64, {.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
-	{UINT32_MAX, {.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2}},
+	{UINT32_MAX, {.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
 };
 
 /* Narrow enough for a subgroup of eight lanes. */
