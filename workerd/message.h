@@ -83,7 +83,7 @@ struct message_append {
 	uint64_t n_ids;
 	bool begins_with_bos; /* ids[0] is for a session that is empty alone */
 	uint32_t n_added;     /* answer */
-	uint32_t n_total; /* answer */
+	uint32_t n_total;     /* answer */
 };
 
 enum {

@@ -51,8 +51,8 @@ static int text_encode(struct text *t, const char *text, uint64_t n_bytes, bool 
 }
 
 /* A conversation begins with BOS where the model wants one; that is no part of a later message. */
-static int text_encode_chat(struct text *t, struct message_append *a, struct err *ret_err,
-	struct tokenizer_ids *ids)
+static int text_encode_chat(
+	struct text *t, struct message_append *a, struct err *ret_err, struct tokenizer_ids *ids)
 {
 	if (t->template_code) {
 		*ret_err = t->template_err;

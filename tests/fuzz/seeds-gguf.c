@@ -77,6 +77,11 @@ static void write_valid(void)
 	gguf_build_set_u32(b, "qwen3.attention.sliding_window", 8);
 	gguf_build_set_u32(b, "qwen3.attention.sliding_window_pattern", 2);
 	write_seed("window", b);
+	b = gguf_build_new_llama(&(struct gguf_build_shape){
+		.no_tokenizer = true, .n_rot = 14, .has_rope_factors = true});
+	gguf_build_set_string(b, "llama.rope.scaling.type", "none");
+	gguf_build_set_u32(b, "llama.expert_count", 0);
+	write_seed("llama", b);
 	b = new_plain(DTYPE_F16);
 	b->version = 2;
 	gguf_build_drop(b, "qwen3.attention.head_count_kv");

@@ -90,6 +90,50 @@ static void test_scope(void **state)
 	bench_close(&b);
 }
 
+/* A BOS token in front of a chat is for an empty session, also one that was emptied. */
+static void test_begins_with_bos(void **state)
+{
+	static const uint32_t ids[] = {1, 0, 0};
+	static const struct {
+		uint32_t n_added, n_total;
+		bool is_emptied;
+	} rows[] = {{3, 3, false}, {2, 5, false}, {3, 3, true}, {2, 5, false}};
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	struct message *m = call(&b, new_request(&b, MESSAGE_OPEN));
+	uint64_t session = m->session;
+	message_free(m);
+	for (unsigned i = 0; i < ARRAY_SIZE(rows); i++) {
+		if (rows[i].is_emptied) {
+			m = new_request(&b, MESSAGE_TRUNCATE);
+			m->truncate.session = session;
+			message_free(call(&b, m));
+		}
+		m = new_request(&b, MESSAGE_APPEND);
+		m->append.session = session;
+		m->append.ids = ids;
+		m->append.n_ids = 3;
+		m->append.begins_with_bos = true;
+		call(&b, m);
+		assert_int_equal(m->append.n_added, rows[i].n_added);
+		assert_int_equal(m->append.n_total, rows[i].n_total);
+		message_free(m);
+	}
+	/* The session that is not there is refused as ever. */
+	m = new_request(&b, MESSAGE_APPEND);
+	m->append.session = session + 1;
+	m->append.ids = ids;
+	m->append.n_ids = 3;
+	m->append.begins_with_bos = true;
+	queue_push(b.in, &m->node);
+	assert_ptr_equal(receive(&b), m);
+	assert_int_equal(m->code, -ENOENT);
+	message_free(m);
+	bench_close(&b);
+}
+
 static void test_status(void **state)
 {
 	struct bench b;
@@ -272,6 +316,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_generate),
 		CASE(test_scope),
+		CASE(test_begins_with_bos),
 		CASE(test_status),
 		CASE(test_device_lost),
 		CASE(test_step_fails),

@@ -11,9 +11,10 @@
  * Tokens with a | between them, as llama.cpp makes them with a file of the same vocabulary and
  * tokenizer.ggml.pre "llama-bpe": llama_tokenize of the CPU libraries in the npm package
  * node-llama-cpp 3.22.1 (llama.cpp release v0.5.0 as it calls it), 1 December 2026. In the same run
- * another 8,700 random texts and all code points in four surroundings were looked at: U+017F after
- * an apostrophe is a contraction here and not there (it is one by the expression in Llama's
- * tokenizer.json), and letters and digits since Unicode 15 are none for PCRE2 10.42.
+ * another 8,700 random texts were looked at, and in four surroundings the code points below U+20000
+ * and some of those above: U+017F after an apostrophe is a contraction here and not there (it is
+ * one by the expression in Llama's tokenizer.json), and letters and digits since Unicode 15 are
+ * none for PCRE2 10.42.
  */
 static const char *const rows[] = {
 	"hello",
