@@ -334,6 +334,19 @@ struct abi_memory {
 	ABI_U32 pad;
 };
 
+/* fma: chains of four numbers each in registers, and so many steps of all of them a round. */
+#define ABI_FMA_CHAINS 3 /* 12 registers: a processor has 16 */
+#define ABI_FMA_UNROLL 8
+#define ABI_FMA_ROUND_FLOPS (2 * 4 * ABI_FMA_CHAINS * ABI_FMA_UNROLL)
+
+struct abi_fma {
+	ABI_ADDRESS dst; /* one word */
+	ABI_U32 n_rounds;
+	ABI_F32 factor;
+	ABI_F32 addend;
+	ABI_U32 pad;
+};
+
 /*
  * The cache of a layer's experts: where their matrices are in host memory, and the slots of device
  * memory for some of them. Parts are gate, up and down.

@@ -31,6 +31,7 @@ int must_check tokenize_run(const struct options *o, struct err *ret_err);
 int must_check detokenize_run(const struct options *o, struct err *ret_err);
 int must_check verify_run(const struct options *o, struct err *ret_err);
 int must_check prefix_run(const struct options *o, struct err *ret_err);
+int must_check bench_run(const struct options *o, struct err *ret_err);
 int must_check bench_memory_run(const struct options *o, struct err *ret_err);
 
 #endif

@@ -33,6 +33,7 @@ static const struct command commands[] = {
 	{"tokenize", "TEXT", 1, 1, tokenize_run},
 	{"detokenize", "ID...", 1, UINT32_MAX, detokenize_run},
 	{"prefix", "add [MODEL] FILE, ls [MODEL] or rm ID", 1, 3, prefix_run},
+	{"bench", "no argument", 0, 0, bench_run},
 	{"bench-memory", "no argument", 0, 0, bench_memory_run},
 };
 
@@ -71,6 +72,10 @@ static const char help[] =
 	"  detokenize ID...    the text of ids\n"
 	"  bench-memory        what the memory of its weights gives, beside plain copies, and how\n"
 	"                      fast they were loaded; generations wait meanwhile\n"
+	"  bench               prompt and generation rates, of that worker or of workers and "
+	"models "
+	"of\n"
+	"                      its own; see below\n"
 	"  A TEXT of \"-\" is read from standard input.\n"
 	"\n"
 	"Beginnings of prompts that workers share:\n"
@@ -119,6 +124,25 @@ static const char help[] =
 	"  --grammar FILE      the answer matches a GBNF grammar\n"
 	"  --json-schema FILE  the answer is JSON of a schema; a value that begins with { is the\n"
 	"                      schema itself\n"
+	"\n"
+	"bench: each combination is a test; LIST: numbers with commas\n"
+	"  -m MODEL            a file, for a weightd of its own; or a name that weightd has, for\n"
+	"                      workers of its own\n"
+	"  --synthetic S:T     a model of shape S (llama-8b, llama-1b, qwen3-0.6b, qwen3-8b,\n"
+	"                      qwen3moe-30b-a3b, tiny) and type T (f16, q8_0, q4_0, q4_k, q4_k_m,\n"
+	"                      q6_k, tq2_0, q2_0, q1_0) of random weights, made in memory\n"
+	"  -p LIST             tokens of a prompt (512); 0: none\n"
+	"  -n LIST             tokens generated (128); 0: none\n"
+	"  -b LIST             sessions of a worker at once (1)\n"
+	"  -d LIST             tokens that a session has before (0)\n"
+	"  -r N                runs that are counted (3)\n"
+	"  --workers LIST      processes at once, as 1,4; or with sessions of each, as "
+	"1x32,4x8,32x1\n"
+	"  --profile           what each kernel takes, beside what the device can do\n"
+	"  --device WHICH, --kv-type TYPE, --chunk TOKENS\n"
+	"                      as weightd's and workerd's options of these names\n"
+	"  --seed S            of tokens and synthetic weights (1)\n"
+	"\n"
 	"  -h, --help          this text\n"
 	"  --version           the version\n"
 	"\n"

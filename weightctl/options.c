@@ -45,6 +45,12 @@ enum option_id {
 	SAVE,
 	NAME,
 	SHARED,
+	SYNTHETIC,
+	WORKERS,
+	PROFILE,
+	DEVICE,
+	KV_TYPE,
+	CHUNK,
 };
 
 static const struct option long_options[] = {
@@ -82,6 +88,18 @@ static const struct option long_options[] = {
 	{"save", required_argument, NULL, SAVE},
 	{"name", required_argument, NULL, NAME},
 	{"shared", no_argument, NULL, SHARED},
+	{"model", required_argument, NULL, 'm'},
+	{"n-prompt", required_argument, NULL, 'p'},
+	{"n-gen", required_argument, NULL, 'n'},
+	{"n-depth", required_argument, NULL, 'd'},
+	{"n-sessions", required_argument, NULL, 'b'},
+	{"repetitions", required_argument, NULL, 'r'},
+	{"synthetic", required_argument, NULL, SYNTHETIC},
+	{"workers", required_argument, NULL, WORKERS},
+	{"profile", no_argument, NULL, PROFILE},
+	{"device", required_argument, NULL, DEVICE},
+	{"kv-type", required_argument, NULL, KV_TYPE},
+	{"chunk", required_argument, NULL, CHUNK},
 	{NULL, 0, NULL, 0},
 };
 
@@ -215,8 +233,31 @@ static int set_option(struct options *o, int id, const char *name, const char *t
 	}
 }
 
+/* Bench's; its numbers are lists. False: none of these. */
+static bool set_bench(struct options_bench *b, int id, const char *text)
+{
+	switch (id) {
+	case 'm': b->model = text; return true;
+	case 'p': b->prompts = text; return true;
+	case 'n': b->generates = text; return true;
+	case 'b': b->sessions = text; return true;
+	case 'd': b->depths = text; return true;
+	case 'r': b->repeats = text; return true;
+	case SYNTHETIC: b->synthetic = text; return true;
+	case WORKERS: b->workers = text; return true;
+	case PROFILE: b->profile = true; return true;
+	case DEVICE: b->device = text; return true;
+	case KV_TYPE: b->kv_type = text; return true;
+	case CHUNK: b->chunk = text; return true;
+	default: return false;
+	}
+}
+
+/* -n is a number of completions, but bench's are tokens: which it is, the command says. */
 static int set_n(struct options *o, const char *text, struct err *e)
 {
+	if (!text || (o->command && !strcmp(o->command, "bench")))
+		return 0;
 	if (number_parse_u32(text, &o->n) == 0 && o->n && o->n <= WORKER_CLIENT_MAX_COMPLETIONS)
 		return 0;
 	(void)err_set(e, EINVAL, "-n: expected a whole number from 1 to %d, found %s",
@@ -239,15 +280,10 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 	opterr = 0;
 	optind = 0; /* glibc: begin anew, so that a test may parse twice */
 	/* "-": arguments come as option 1 in their place, whatever POSIXLY_CORRECT says. */
-	while ((id = getopt_long(argc, argv, "-:hn:", long_options, &index)) != -1) {
+	while ((id = getopt_long(argc, argv, "-:hm:p:n:b:d:r:", long_options, &index)) != -1) {
 		switch (id) {
 		case 1: add_argument(o, optarg); break;
 		case 'h': o->help = true; break;
-		case 'n':
-			r = set_n(o, optarg, ret_err);
-			if (r)
-				return r;
-			break;
 		case ':':
 			(void)err_set(ret_err, EINVAL, "%s: expected a value", argv[optind - 1]);
 			return OPTIONS_USAGE;
@@ -256,6 +292,8 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 				ret_err, EINVAL, "unknown or misused option %s", argv[optind - 1]);
 			return OPTIONS_USAGE;
 		default:
+			if (set_bench(&o->bench, id, optarg))
+				break;
 			r = set_option(o, id, long_options[index].name, optarg, ret_err);
 			if (r)
 				return r;
@@ -263,6 +301,9 @@ static int parse(int argc, char **argv, struct err *ret_err, struct options *o)
 	}
 	while (optind < argc)
 		add_argument(o, argv[optind++]);
+	r = set_n(o, o->bench.generates, ret_err);
+	if (r)
+		return r;
 	if (o->grammar && o->json_schema) {
 		(void)err_set(ret_err, EINVAL,
 			"--grammar, --json-schema: expected one of them, found both");

@@ -14,6 +14,22 @@
 
 struct err;
 
+/* Of bench, as they were typed; NULL: not given. weightctl/bench-options.h reads them. */
+struct options_bench {
+	const char *model;
+	const char *synthetic;
+	const char *prompts;
+	const char *generates;
+	const char *sessions;
+	const char *depths;
+	const char *repeats;
+	const char *workers;
+	const char *device;
+	const char *kv_type;
+	const char *chunk;
+	bool profile;
+};
+
 struct options {
 	const char *weightd; /* a socket's path, NULL: the default */
 	const char *worker;
@@ -41,6 +57,7 @@ struct options {
 	uint32_t n_stop_tokens;
 	uint32_t n_logprobs; /* 0: none; only with json */
 	uint32_t n;          /* completions */
+	struct options_bench bench;
 	const char *command; /* NULL: none was given */
 	char **args;         /* [n_args], what stood behind the command; the array is owned */
 	uint32_t n_args;

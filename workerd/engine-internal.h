@@ -11,6 +11,7 @@
 #include "workerd/engine.h"
 #include "workerd/stack.h"
 
+struct bencher;
 struct guests;
 struct manifest;
 struct message;
@@ -50,6 +51,7 @@ struct engine {
 	struct scheduler *scheduler;
 	struct guests *guests;
 	struct publisher publisher;
+	struct bencher *bencher; /* NULL: nobody measures */
 	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
 	struct message *failure; /* MESSAGE_FAILED until it is sent */
 	int code;                /* not 0: failed, and error says why */

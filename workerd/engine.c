@@ -16,6 +16,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "workerd/archive.h"
+#include "workerd/bencher.h"
 #include "workerd/grammar.h"
 #include "workerd/guests.h"
 #include "workerd/kv.h"
@@ -341,6 +342,9 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 			s, m->client, m->fork.session, m->fork.n_tokens, ret_err, &m->fork.session);
 	case MESSAGE_STATUS: return engine_status(e, m);
 	case MESSAGE_BENCH_MEMORY: return engine_bench_memory(e, m, ret_err);
+	case MESSAGE_BENCH: return bencher_begin(e, m, ret_err);
+	case MESSAGE_BENCH_RUN: return bencher_run(e, m, ret_err);
+	case MESSAGE_BENCH_END: bencher_end(e, m->client); return 0;
 	default: return err_set(ret_err, ENOSYS, "engine: no such request");
 	}
 }
@@ -348,15 +352,18 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 static void engine_handle(struct engine *e, struct message *m)
 {
 	struct err error = ERR_NULL;
-	bool is_answered = m->kind != MESSAGE_GENERATE;
+	bool is_answered = m->kind != MESSAGE_GENERATE && m->kind != MESSAGE_BENCH &&
+			   m->kind != MESSAGE_BENCH_RUN;
 	int r = 0;
 
-	if (m->kind == MESSAGE_DISCONNECT)
+	if (m->kind == MESSAGE_DISCONNECT) {
+		bencher_end(e, m->client);
 		scheduler_disconnect(e->scheduler, m->client);
-	else if (m->kind == MESSAGE_PUBLISH && !e->code)
+	} else if (m->kind == MESSAGE_PUBLISH && !e->code) {
 		r = publisher_begin(e, m, &error, &is_answered);
-	else
+	} else {
 		r = engine_serve(e, m, &error);
+	}
 	if (r > 0) { /* VK_DEVICE_LOST, of a request that takes pages */
 		engine_set_failed(e, r, &error);
 		error = e->error;
@@ -364,7 +371,8 @@ static void engine_handle(struct engine *e, struct message *m)
 	}
 	if (r)
 		message_refuse(m, r, &error);
-	/* An accepted Generate is the session's until it is finished, so is a prefix. */
+	/* An accepted Generate is the session's until it is finished; likewise a prefix, a bench.
+	 */
 	if (r || is_answered)
 		engine_send(e, m);
 }
@@ -425,9 +433,11 @@ static uint64_t engine_get_deadline(const struct engine *e)
 {
 	uint64_t park_ns = park_get_deadline(e);
 	uint64_t guests_ns = guests_get_deadline(e);
+	uint64_t bencher_ns = bencher_get_deadline(e);
 	uint64_t expire_ns = e->code ? UINT64_MAX : scheduler_get_deadline(e->scheduler);
 
 	park_ns = park_ns < guests_ns ? park_ns : guests_ns;
+	park_ns = park_ns < bencher_ns ? park_ns : bencher_ns;
 	return park_ns < expire_ns ? park_ns : expire_ns;
 }
 
@@ -451,7 +461,7 @@ static void *engine_run(void *userdata)
 				park_attend(e);
 			if (e->code && e->failure)
 				continue;
-			if (!publisher_is_due(e) || e->code)
+			if ((!publisher_is_due(e) && !bencher_is_due(e)) || e->code)
 				queue_wait_until(e->params.in, engine_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
@@ -462,10 +472,13 @@ static void *engine_run(void *userdata)
 			scheduler_expire(e->scheduler, clock_now_ns());
 		if (!e->code)
 			park_attend(e);
+		if (!e->code)
+			bencher_attend(e);
 		if (!e->code && e->stack)
 			engine_step(e);
 	}
 	publisher_stop(e);
+	bencher_stop(e, "workerd is stopping");
 	scheduler_stop(e->scheduler);
 	if (e->stack)
 		guests_clear(e);

@@ -30,6 +30,7 @@
 #include "workerd/template.h"
 #include "workerd/tokenizer.h"
 
+struct bencher_result;
 struct grammar;
 
 enum message_kind {
@@ -49,6 +50,9 @@ enum message_kind {
 	MESSAGE_DETOKENIZE,
 	MESSAGE_STATUS,
 	MESSAGE_BENCH_MEMORY,
+	MESSAGE_BENCH,
+	MESSAGE_BENCH_RUN,
+	MESSAGE_BENCH_END,
 	MESSAGE_PUBLISH,
 	/* to the engine: the client is gone; comes back when its sessions are closed */
 	MESSAGE_DISCONNECT,
@@ -281,6 +285,23 @@ struct message_rates {
 	uint32_t n_rates;
 };
 
+/* See workerd/bencher.h. */
+struct message_bench {
+	uint32_t n_sessions;
+	uint32_t n_depth; /* tokens of each session before a run */
+	uint32_t n_prompt;
+	uint32_t n_generate;
+	uint64_t seed;
+	uint32_t n_rows;       /* answer: of a step, at most */
+	uint32_t n_dispatches; /* answer: of a step of one row */
+};
+
+struct message_bench_run {
+	uint64_t start_ns; /* CLOCK_MONOTONIC; 0: now */
+	bool is_profile;
+	struct bencher_result *result; /* answer, the message's */
+};
+
 struct message {
 	struct queue_node node; /* first */
 	enum message_kind kind;
@@ -313,6 +334,8 @@ struct message {
 		struct message_changed changed;
 		struct message_status *status; /* STATUS (answer), the message's */
 		struct message_rates *rates;   /* BENCH_MEMORY (answer), the message's */
+		struct message_bench bench;
+		struct message_bench_run bench_run;
 	};
 	struct tokenizer_ids
 		made_ids; /* what the text thread made; append.ids, text.ids point here */

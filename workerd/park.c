@@ -8,6 +8,7 @@
 #include "proto/manifest.h"
 #include "proto/util/clock.h"
 #include "proto/util/log.h"
+#include "workerd/bencher.h"
 #include "workerd/engine-internal.h"
 #include "workerd/guests.h"
 #include "workerd/kv.h"
@@ -73,6 +74,7 @@ void park_tell_lease(struct engine *e)
 static void park_free_stack(struct engine *e)
 {
 	publisher_suspend(e);
+	bencher_stop(e, "the worker lets go of its memory");
 	scheduler_detach(e->scheduler);
 	guests_clear(e);
 	lease_clear(e->params.lease);
@@ -312,7 +314,7 @@ void park_attend(struct engine *e)
 	e->is_pressed = false;
 	if (e->stack && e->generation == e->lost)
 		park_recover(e);
-	if (scheduler_is_busy(e->scheduler)) {
+	if (scheduler_is_busy(e->scheduler) || bencher_is_due(e)) {
 		e->idle_ns = clock_now_ns();
 		return;
 	}

@@ -22,6 +22,7 @@
 #include "workerd/kv.h"
 #include "workerd/plan-layout.h"
 #include "workerd/ops/pool.h"
+#include "workerd/profile.h"
 #include "workerd/record.h"
 #include "workerd/stream.h"
 #include "workerd/turns.h"
@@ -64,6 +65,9 @@ struct plan {
 	struct stream *stream;        /* NULL: every weight can, and is */
 	struct expert_cache *experts; /* NULL: none is cached */
 	struct plan_counters counters;
+	uint64_t start_ns; /* of the last step */
+	struct plan_times times;
+	struct profile *profile; /* borrowed; NULL: none */
 };
 
 static uint32_t find_bucket(uint32_t n_rows)
@@ -505,8 +509,19 @@ static int enqueue(
 	int r = prepare(p, body, false, ret_err);
 	if (!r && n_want)
 		r = prepare(p, head, true, ret_err);
+	uint64_t recorded_ns = clock_now_ns();
+	p->times.record_ns = recorded_ns - p->start_ns;
+	if (!r && p->profile && (is_streamed(p, body) || (n_want && is_streamed(p, head))))
+		r = err_set(ret_err, ENOTSUP,
+			"profile: steps of %u rows copy weights ahead of their use", n_rows);
 	if (r)
 		return r;
+	if (p->profile) {
+		r = profile_submit(p->profile, p->body[body], n_want ? p->head[head] : NULL, n_rows,
+			n_want, ret_err, ticket);
+		p->times.submit_ns = clock_now_ns() - recorded_ns;
+		return r;
+	}
 	if (is_streamed(p, body))
 		r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, ticket);
 	else
@@ -517,6 +532,7 @@ static int enqueue(
 		r = vk_submit(p->d, commands, n, ret_err, ticket);
 	if (!r && n_want && is_streamed(p, head))
 		r = stream_submit(p->stream, head, true, UINT32_MAX, ret_err, ticket);
+	p->times.submit_ns = clock_now_ns() - recorded_ns;
 	return r;
 }
 
@@ -526,7 +542,9 @@ static int run_step(struct plan *p, uint32_t n_rows, uint32_t n_want, struct err
 	uint64_t ticket = 0, start_ns = clock_now_ns();
 
 	int r = enqueue(p, n_rows, n_want, ret_err, &ticket);
+	uint64_t enqueued_ns = clock_now_ns();
 	int waited = vk_submit_wait(p->d, ticket, UINT64_MAX);
+	p->times.wait_ns = clock_now_ns() - enqueued_ns;
 	if (r)
 		return r;
 	if (waited) {
@@ -538,7 +556,7 @@ static int run_step(struct plan *p, uint32_t n_rows, uint32_t n_want, struct err
 		p->counters.stream_steps++;
 		p->counters.stream_ns += clock_now_ns() - start_ns;
 	}
-	return 0;
+	return p->profile ? profile_take(p->profile, p->rows, n_rows, n_want, ret_err) : 0;
 }
 
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
@@ -548,6 +566,7 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 
 	if (r)
 		return r;
+	p->start_ns = clock_now_ns();
 	p->step->n_rows = n_rows;
 	p->step->n_want = n_want;
 	for (uint32_t i = 0; i < n_rows; i++)
@@ -600,6 +619,22 @@ uint32_t plan_get_n_dispatches(const struct plan *p)
 uint32_t plan_get_n_vocab(const struct plan *p)
 {
 	return p->n_vocab;
+}
+
+void plan_get_times(const struct plan *p, struct plan_times *ret_times)
+{
+	*ret_times = p->times;
+}
+
+void plan_get_profile_params(struct plan *p, struct profile_params *ret_params)
+{
+	*ret_params = (struct profile_params){
+		.device = p->d, .graph = &p->graph, .addresses = &p->addresses, .pool = p->pool};
+}
+
+void plan_set_profile(struct plan *p, struct profile *profile)
+{
+	p->profile = profile;
 }
 
 int plan_bench_memory(struct plan *p, struct err *ret_err,

@@ -19,6 +19,8 @@ struct abi_best;
 struct err;
 struct kv;
 struct plan;
+struct profile;
+struct profile_params;
 struct vk_device;
 struct vk_slice;
 struct weights;
@@ -106,6 +108,24 @@ int must_check plan_get_logits(struct plan *p, struct err *ret_err, const float 
 
 uint32_t plan_get_n_dispatches(const struct plan *p); /* of a step of one row with logits */
 uint32_t plan_get_n_vocab(const struct plan *p);
+
+/* The processor's time of the last step. */
+struct plan_times {
+	uint64_t record_ns; /* rows are written, commands recorded where they are not yet */
+	uint64_t submit_ns;
+	uint64_t wait_ns;
+};
+
+void plan_get_times(const struct plan *p, struct plan_times *ret_times);
+
+/* What profile_new needs; borrowed for the plan's life. */
+void plan_get_profile_params(struct plan *p, struct profile_params *ret_params);
+
+/*
+ * The steps from here on go through profile (borrowed; NULL: as ever), and are -ENOTSUP where they
+ * copy weights ahead of their use.
+ */
+void plan_set_profile(struct plan *p, struct profile *profile);
 
 /* See bench-memory.h; between two steps. */
 int must_check plan_bench_memory(struct plan *p, struct err *ret_err,

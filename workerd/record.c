@@ -235,6 +235,8 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 	for (uint32_t i = range->first; i < range->end; i++) {
 		if (g->ops[i].is_head != range->is_head)
 			continue;
+		if (range->ret_op)
+			*range->ret_op = i;
 		uint32_t n_before = vk_command_get_n_dispatches(c);
 		int r = record_op(&recorder, &g->ops[i]);
 		if (r)

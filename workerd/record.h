@@ -40,6 +40,7 @@ struct record_range {
 	uint32_t first;
 	uint32_t end;
 	bool is_head;
+	uint32_t *ret_op; /* the op that is being recorded, for who watches the pool; NULL */
 };
 
 /*

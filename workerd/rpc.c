@@ -12,6 +12,7 @@
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
 #include "workerd/message.h"
+#include "workerd/rpc-bench.h"
 #include "workerd/rpc-memory.h"
 #include "workerd/rpc-sampling.h"
 #include "workerd/rpc-sessions.h"
@@ -229,6 +230,9 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_DETOKENIZE: return MESSAGE_DETOKENIZE;
 	case WK__REQUEST__BODY_STATUS: return MESSAGE_STATUS;
 	case WK__REQUEST__BODY_BENCH_MEMORY: return MESSAGE_BENCH_MEMORY;
+	case WK__REQUEST__BODY_BENCH: return MESSAGE_BENCH;
+	case WK__REQUEST__BODY_BENCH_RUN: return MESSAGE_BENCH_RUN;
+	case WK__REQUEST__BODY_BENCH_END: return MESSAGE_BENCH_END;
 	case WK__REQUEST__BODY_PUBLISH_PREFIX: return MESSAGE_PUBLISH;
 	default: return MESSAGE_UNKNOWN;
 	}
@@ -260,7 +264,13 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 	case MESSAGE_TOKENIZE: return rpc_decode_tokenize(q->tokenize, m, ret_err);
 	case MESSAGE_DETOKENIZE: return rpc_decode_detokenize(q->detokenize, m);
 	case MESSAGE_PUBLISH: return rpc_decode_publish(q->publish_prefix, m, ret_err);
+	case MESSAGE_BENCH: rpc_bench_decode(q->bench, m); return 0;
+	case MESSAGE_BENCH_RUN:
+		m->bench_run.start_ns = q->bench_run->start_ns;
+		m->bench_run.is_profile = q->bench_run->profile;
+		return 0;
 	case MESSAGE_STATUS:
+	case MESSAGE_BENCH_END:
 	case MESSAGE_BENCH_MEMORY: return 0;
 	default:
 		return err_set(ret_err, ENOSYS,
@@ -594,6 +604,26 @@ static int rpc_encode_published(
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
+static int rpc_encode_bench(
+	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
+{
+	Wk__BenchReady ready = WK__BENCH_READY__INIT;
+	Wk__BenchRan ran = WK__BENCH_RAN__INIT;
+	struct rpc_bench rpc;
+
+	if (m->kind == MESSAGE_BENCH) {
+		ready.n_rows = m->bench.n_rows;
+		ready.n_dispatches = m->bench.n_dispatches;
+		reply->body_case = WK__REPLY__BODY_BENCH_READY;
+		reply->bench_ready = &ready;
+	} else {
+		rpc_bench_fill(m->bench_run.result, &rpc, &ran);
+		reply->body_case = WK__REPLY__BODY_BENCH_RAN;
+		reply->bench_ran = &ran;
+	}
+	return rpc_pack(reply, ret_data, ret_n_bytes);
+}
+
 static int rpc_encode_answer(const struct message *m, const struct rpc_worker *worker,
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
@@ -604,6 +634,8 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	case MESSAGE_HELLO: return rpc_encode_welcome(worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_STATUS: return rpc_encode_status(m, worker, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_BENCH:
+	case MESSAGE_BENCH_RUN: return rpc_encode_bench(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_PUBLISH: return rpc_encode_published(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_GENERATE:
 	case MESSAGE_FINISHED: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);

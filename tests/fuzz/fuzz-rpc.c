@@ -52,6 +52,11 @@ static void touch_body(const struct message *m)
 			touch(m->generate.stops[i].bytes, m->generate.stops[i].n_bytes);
 		}
 		break;
+	case MESSAGE_BENCH:
+		sum += m->bench.n_sessions + m->bench.n_depth + m->bench.n_prompt +
+		       m->bench.n_generate + m->bench.seed;
+		break;
+	case MESSAGE_BENCH_RUN: sum += m->bench_run.start_ns + m->bench_run.is_profile; break;
 	case MESSAGE_PUBLISH:
 		check(strlen(m->publish.name) <= MESSAGE_MAX_PREFIX_NAME_BYTES);
 		check(m->publish.text || !m->publish.n_text_bytes);

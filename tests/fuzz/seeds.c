@@ -544,6 +544,20 @@ static void write_publish_seeds(void)
 	write_request("publish-long-name", WK__REQUEST__BODY_PUBLISH_PREFIX, &publish);
 }
 
+static void write_bench_seeds(void)
+{
+	Wk__Bench bench = WK__BENCH__INIT;
+	Wk__BenchRun run = WK__BENCH_RUN__INIT;
+
+	bench.n_sessions = 32;
+	bench.n_prompt = 512;
+	bench.seed = 1;
+	write_request("bench", WK__REQUEST__BODY_BENCH, &bench);
+	run.start_ns = UINT64_MAX;
+	run.profile = true;
+	write_request("bench-run", WK__REQUEST__BODY_BENCH_RUN, &run);
+}
+
 static void write_scan_seed(const char *name, Wd__Request__BodyCase body, void *message, char cut)
 {
 	uint8_t data[512];
@@ -657,6 +671,7 @@ int main(int argc, char **argv)
 	write_sampling_seeds();
 	write_other_request_seeds();
 	write_publish_seeds();
+	write_bench_seeds();
 	write_prefix_seeds();
 	write_scan_seeds();
 	return 0;

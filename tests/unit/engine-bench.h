@@ -7,6 +7,7 @@
  * test program each: it defines what the engine calls.
  */
 #include "tests/case.h"
+#include "tests/unit/engine-profile.h"
 
 #include <errno.h>
 #include <semaphore.h>
@@ -20,6 +21,7 @@
 #include "vk/device.h"
 #include "vk/memory.h"
 #include "workerd/archive.h"
+#include "workerd/bencher.h"
 #include "workerd/engine.h"
 #include "workerd/guests.h"
 #include "workerd/kv.h"
@@ -46,6 +48,7 @@ static atomic_bool is_gated; /* a step waits for gate */
 static sem_t gate;
 static struct plan_row first_row; /* of the last step */
 static atomic_uint n_last_rows;
+static atomic_uint n_steps;
 static _Atomic uint64_t adopted_scope; /* of the last Generate */
 
 int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
@@ -241,6 +244,7 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 		sem_wait(&gate);
 	first_row = rows[0];
 	n_last_rows = n_rows;
+	n_steps++;
 	if (is_step_spilling)
 		has_spilled = true;
 	if (step_result)
@@ -485,6 +489,7 @@ static void bench_open_with(struct bench *b, uint64_t park_after_ns, bool no_par
 	stack_result = 0;
 	next_token = 1;
 	n_cache_saves = 0;
+	n_steps = 0;
 	n_left = 0;
 	newest = 1;
 	is_gone = false;

@@ -10,6 +10,7 @@
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
 #include "tests/case.h"
+#include "workerd/bencher.h"
 #include "workerd/message.h"
 
 enum { N_TEXT_BYTES = 900 << 10 };
@@ -436,6 +437,126 @@ static void publishes_prefixes(void **state)
 	message_free(decode_publish(&p, "name: expected at most 64 bytes, found 65"));
 }
 
+static struct message *decode_bench(Wk__Request *q)
+{
+	struct message *m = NULL;
+	struct err e = ERR_NULL;
+
+	q->id = 1;
+	uint32_t n = (uint32_t)wk__request__pack(q, packed);
+	assert_int_equal(rpc_decode(packed, n, &e, &m), 0);
+	assert_int_equal(m->code, 0);
+	return m;
+}
+
+static Wk__Reply *encode_bench(const struct message *m)
+{
+	uint8_t *data;
+	uint32_t n_bytes;
+
+	assert_int_equal(rpc_encode(m, NULL, &data, &n_bytes), 0);
+	Wk__Reply *reply =
+		wk__reply__unpack(NULL, n_bytes - STREAM_HEADER_BYTES, data + STREAM_HEADER_BYTES);
+	assert_non_null(reply);
+	free(data);
+	return reply;
+}
+
+static void begins_a_bench(void **state)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	Wk__Bench b = WK__BENCH__INIT;
+	Wk__BenchEnd end = WK__BENCH_END__INIT;
+
+	(void)state;
+	b.n_sessions = 3;
+	b.n_depth = 4;
+	b.n_prompt = 5;
+	b.n_generate = 6;
+	b.seed = UINT64_MAX;
+	q.body_case = WK__REQUEST__BODY_BENCH;
+	q.bench = &b;
+	struct message *m = decode_bench(&q);
+	assert_int_equal(m->kind, MESSAGE_BENCH);
+	assert_true(m->bench.n_sessions == 3 && m->bench.n_depth == 4 && m->bench.n_prompt == 5 &&
+		    m->bench.n_generate == 6 && m->bench.seed == UINT64_MAX);
+	m->bench.n_rows = 256;
+	m->bench.n_dispatches = 26;
+	Wk__Reply *reply = encode_bench(m);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_BENCH_READY);
+	assert_true(reply->bench_ready->n_rows == 256 && reply->bench_ready->n_dispatches == 26);
+	wk__reply__free_unpacked(reply, NULL);
+	message_free(m);
+	q.body_case = WK__REQUEST__BODY_BENCH_END;
+	q.bench_end = &end;
+	m = decode_bench(&q);
+	assert_int_equal(m->kind, MESSAGE_BENCH_END);
+	reply = encode_bench(m);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_DONE);
+	wk__reply__free_unpacked(reply, NULL);
+	message_free(m);
+}
+
+/* A profile of as many kernels as there can be. */
+static void answers_a_run(void **state)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	Wk__BenchRun run = WK__BENCH_RUN__INIT;
+
+	(void)state;
+	run.start_ns = 77;
+	run.profile = true;
+	q.body_case = WK__REQUEST__BODY_BENCH_RUN;
+	q.bench_run = &run;
+	struct message *m = decode_bench(&q);
+	assert_true(m->bench_run.start_ns == 77 && m->bench_run.is_profile);
+	struct bencher_result *result = calloc(1, sizeof(*result));
+	assert_non_null(result);
+	m->bench_run.result = result;
+	result->start_ns = 78;
+	result->generate = (struct bencher_phase){.n_tokens = 1,
+		.n_steps = 2,
+		.ns = 3,
+		.median_ns = 4,
+		.p99_ns = 5,
+		.record_ns = 6,
+		.submit_ns = 7,
+		.wait_ns = 8,
+		.end_ns = 9,
+		.busy_ns = 10,
+		.stamped_ns = 11};
+	result->n_kernels = PROFILE_MAX_KERNELS;
+	for (uint32_t i = 0; i < PROFILE_MAX_KERNELS; i++)
+		result->kernels[i] = (struct profile_kernel){.name = "MATMUL",
+			.n_calls = i,
+			.ns = 2,
+			.cost = {.n_weight_bytes = 3,
+				.n_kv_bytes = 4,
+				.n_flops = 5,
+				.shape = "a x b"}};
+	result->ceilings = (struct ceiling_rates){1, 2, 3};
+	Wk__Reply *reply = encode_bench(m);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_BENCH_RAN);
+	const Wk__BenchRan *ran = reply->bench_ran;
+	const Wk__BenchPhase *p = ran->generate;
+	assert_null(ran->prompt);
+	assert_true(ran->start_ns == 78 && p->n_tokens == 1 && p->n_steps == 2 && p->ns == 3 &&
+		    p->median_ns == 4 && p->p99_ns == 5);
+	assert_true(p->record_ns == 6 && p->submit_ns == 7 && p->wait_ns == 8 && p->end_ns == 9 &&
+		    p->busy_ns == 10 && p->stamped_ns == 11);
+	assert_int_equal(ran->n_kernels, PROFILE_MAX_KERNELS);
+	const Wk__BenchKernel *k = ran->kernels[PROFILE_MAX_KERNELS - 1];
+	assert_string_equal(k->name, "MATMUL");
+	assert_string_equal(k->shape, "a x b");
+	assert_true(k->n_calls == PROFILE_MAX_KERNELS - 1 && k->ns == 2 && k->weight_bytes == 3 &&
+		    k->kv_bytes == 4 && k->flops == 5);
+	assert_true(ran->ceilings->read_bytes_per_second == 1 &&
+		    ran->ceilings->fma_flops_per_second == 2 &&
+		    ran->ceilings->matrix_flops_per_second == 3);
+	wk__reply__free_unpacked(reply, NULL);
+	message_free(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -447,6 +568,8 @@ int main(void)
 		CASE(encodes_logprobs),
 		CASE(decodes_constraints),
 		CASE(publishes_prefixes),
+		CASE(begins_a_bench),
+		CASE(answers_a_run),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,8 @@ struct op_pool_entry {
 struct op_pool {
 	struct vk_device *d;
 	const struct vk_device_info *info;
+	op_pool_watch_fn watch;
+	void *watch_userdata;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
 };
@@ -67,6 +69,12 @@ const struct vk_device_info *op_pool_get_info(const struct op_pool *pool)
 uint32_t op_pool_get_shared_bytes(const struct op_pool *pool)
 {
 	return pool->info->max_shared_bytes;
+}
+
+void op_pool_set_watch(struct op_pool *pool, op_pool_watch_fn fn, void *userdata)
+{
+	pool->watch = fn;
+	pool->watch_userdata = userdata;
 }
 
 bool op_pool_is_software(const struct op_pool *pool)
@@ -124,6 +132,10 @@ int op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
 	if (r)
 		return r;
 	uint32_t n_x = (n_subgroups_x + kernel->n_subgroups - 1) / kernel->n_subgroups;
+	if (pool->watch)
+		pool->watch(pool->watch_userdata, c, kernel->id, false);
 	vk_command_dispatch(c, pipeline, push, kernels_get(kernel->id)->n_push_bytes, n_x, n_y, 1);
+	if (pool->watch)
+		pool->watch(pool->watch_userdata, c, kernel->id, true);
 	return 0;
 }

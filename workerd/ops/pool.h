@@ -52,4 +52,12 @@ int must_check op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
 	const struct op_pool_kernel *kernel, const void *push, uint32_t n_subgroups_x, uint32_t n_y,
 	struct err *ret_err);
 
+/*
+ * Called before and behind each dispatch that is recorded, which may add timestamps there; NULL:
+ * nobody is, as at first.
+ */
+typedef void (*op_pool_watch_fn)(
+	void *userdata, struct vk_command *c, enum kernels_id id, bool is_behind);
+void op_pool_set_watch(struct op_pool *pool, op_pool_watch_fn fn, void *userdata);
+
 #endif
