@@ -116,7 +116,33 @@
 #define ABI_ATTENTION_SPEC_HEAD_DIM (ABI_SPEC_KERNEL + 1)
 #define ABI_ATTENTION_SPEC_LANES (ABI_SPEC_KERNEL + 2)  /* that share a key */
 #define ABI_ATTENTION_SPEC_SPLITS (ABI_SPEC_KERNEL + 3) /* subgroups of a workgroup */
-#define ABI_ATTENTION_UNROLL 4                          /* keys of a lane in one round */
+#define ABI_ATTENTION_SPEC_FLAGS (ABI_SPEC_KERNEL + 4)  /* ABI_ATTENTION_FLAG_* */
+#define ABI_ATTENTION_SPEC_UNROLL (ABI_SPEC_KERNEL + 5) /* split: keys of a lane in one round */
+#define ABI_ATTENTION_UNROLL 4                          /* the same of the kernel for a row */
+
+#define ABI_ATTENTION_FLAG_CAP 1    /* scores become cap tanh(score / cap) */
+#define ABI_ATTENTION_FLAG_SINKS 2  /* each head has a score of no value */
+#define ABI_ATTENTION_FLAG_LIST 4   /* rows are those of the list, not all */
+#define ABI_ATTENTION_FLAG_STEP 8   /* lanes of a subgroup run in step, see attention-matrix.comp */
+#define ABI_ATTENTION_FLAG_AHEAD 16 /* matrix: keys are read while others are computed with */
+
+/* attention in tiles: query heads of one key head, rows and keys of a tile, shapes of matrices. */
+#define ABI_ATTENTION_TILE_SPEC_HEADS (ABI_SPEC_KERNEL + 0)
+#define ABI_ATTENTION_TILE_SPEC_HEAD_DIM (ABI_SPEC_KERNEL + 1)
+#define ABI_ATTENTION_TILE_SPEC_KEYS (ABI_SPEC_KERNEL + 2)
+#define ABI_ATTENTION_TILE_SPEC_ROWS (ABI_SPEC_KERNEL + 3)
+#define ABI_ATTENTION_TILE_SPEC_FLAGS ABI_ATTENTION_SPEC_FLAGS
+#define ABI_ATTENTION_TILE_SPEC_M (ABI_SPEC_KERNEL + 5)
+#define ABI_ATTENTION_TILE_SPEC_N (ABI_SPEC_KERNEL + 6)
+#define ABI_ATTENTION_TILE_SPEC_K (ABI_SPEC_KERNEL + 7)
+
+/*
+ * Keys of a row or tile are cut into parts, of workgroups that leave their sums in slots; the last
+ * of them adds those up. There are so many slots, and so many parts of a row or tile, at most.
+ */
+#define ABI_ATTENTION_SLOTS 1024
+#define ABI_ATTENTION_TILE_SLOTS 512
+#define ABI_ATTENTION_MAX_PARTS 64
 
 /* One row of a step, in io memory: one token of one session. */
 struct abi_row {
@@ -235,18 +261,35 @@ struct abi_rope_kv {
 	ABI_U32 is_interleaved; /* 1: x[2i] and x[2i+1] turn together; 0: the halves do */
 };
 
+/* Rows [first, first + n) of a step, all of one session, of positions one after the other. */
+struct abi_span {
+	ABI_U32 first;
+	ABI_U32 n;
+	ABI_U32 slot;
+	ABI_U32 position; /* of the first */
+};
+
+/* All kernels for attention. */
 struct abi_attention {
-	ABI_ADDRESS qkv;   /* [m][(n_head + 2 * n_head_kv) * head_dim] f32; q is read */
-	ABI_ADDRESS y;     /* [m][n_head * head_dim] f32 */
-	ABI_ADDRESS rows;  /* [m] struct abi_row */
-	ABI_ADDRESS m;     /* u32: rows of this step */
-	ABI_ADDRESS table; /* [n_slots][n_slot_pages] u64, see workerd/kv.h */
+	ABI_ADDRESS qkv;      /* [m][(n_head + 2 * n_head_kv) * head_dim] f32; q is read */
+	ABI_ADDRESS y;        /* [m][n_head * head_dim] f32 */
+	ABI_ADDRESS rows;     /* [m] struct abi_row */
+	ABI_ADDRESS m;        /* u32: rows of this step */
+	ABI_ADDRESS table;    /* [n_slots][n_slot_pages] u64, see workerd/kv.h */
+	ABI_ADDRESS list;     /* u32 n, 3 u32, then [n] struct abi_span; with LIST and of tiles */
+	ABI_ADDRESS sinks;    /* [n_head] f32 with SINKS */
+	ABI_ADDRESS partials; /* of the slots, see attention.glsl; where n_parts > 1 */
+	ABI_ADDRESS counters; /* u32 each, 0 between dispatches; where n_parts > 1 */
 	ABI_U32 n_head;
 	ABI_U32 n_head_kv;
 	ABI_U32 n_slot_pages;
 	ABI_U32 layer;
-	ABI_U32 window; /* keys that a row sees, its own among them; 0: all */
-	ABI_F32 scale;  /* 1 / sqrt(head_dim) */
+	ABI_U32 window;    /* keys that a row sees, its own among them; 0: all */
+	ABI_U32 n_parts;   /* of a row or tile, at most */
+	ABI_U32 part_keys; /* a part has no fewer, unless it is the only one */
+	ABI_F32 scale;     /* 1 / sqrt(head_dim) */
+	ABI_F32 cap;       /* with CAP */
+	ABI_U32 pad;
 };
 
 /* An expert that a row takes, and how much of it. */

@@ -10,8 +10,10 @@
 
 enum kernels_id {
 #define KERNEL(name, source, push, definition) KERNELS_##name,
+#define KERNEL_MATRIX KERNEL
 #include "shaders/kernels.def"
 #undef KERNEL
+#undef KERNEL_MATRIX
 	KERNELS_N,
 };
 

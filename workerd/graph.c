@@ -63,6 +63,13 @@ void graph_name_value(struct graph *g, uint32_t value, const char *name)
 	g->values[value].name = name;
 }
 
+void graph_reserve_partials(struct graph *g, uint32_t n_words)
+{
+	for (uint32_t i = 0; i < g->n_ops; i++)
+		if (g->ops[i].kind == GRAPH_ATTENTION)
+			graph_extend_value(g, g->ops[i].attention.partials, n_words);
+}
+
 uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w)
 {
 	uint32_t table = g->n_table_entries;
@@ -127,9 +134,12 @@ static int use_staging(struct graph *g, const struct graph_op *op, struct err *r
 
 int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err)
 {
+	uint32_t partials = GRAPH_NONE;
 	int r = grow((void **)&g->ops, g->n_ops, &g->n_ops_room, sizeof(g->ops[0]), ret_err);
 	if (!r && op->kind == GRAPH_MATMUL && g->wants_staging)
 		r = use_staging(g, op, ret_err);
+	if (!r && op->kind == GRAPH_ATTENTION)
+		r = graph_add_value(g, 0, false, ret_err, &partials);
 	if (r)
 		return r;
 	switch (op->kind) {
@@ -143,6 +153,8 @@ int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err
 	case GRAPH_ATTENTION:
 		use(g, op->attention.qkv, false);
 		use(g, op->attention.y, true);
+		use(g, partials, true);
+		graph_name_value(g, partials, "attention parts");
 		break;
 	case GRAPH_ROUTE: use_routing(g, &op->route, true); break;
 	case GRAPH_EXPERTS:
@@ -153,7 +165,10 @@ int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err
 		break;
 	case GRAPH_BEST: use(g, op->best.logits, false); break;
 	}
-	g->ops[g->n_ops++] = *op;
+	g->ops[g->n_ops] = *op;
+	if (op->kind == GRAPH_ATTENTION)
+		g->ops[g->n_ops].attention.partials = partials;
+	g->n_ops++;
 	return 0;
 }
 
@@ -193,7 +208,7 @@ uint32_t graph_op_get_tensors(
 
 static bool is_placed(const struct graph_value *v)
 {
-	return v->is_used && !v->is_logits;
+	return v->is_used && !v->is_logits && (v->width || v->n_extra);
 }
 
 static uint64_t value_bytes(const struct graph_value *v, uint32_t n_rows)

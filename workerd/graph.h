@@ -80,6 +80,7 @@ struct graph_op {
 		struct {
 			uint32_t qkv;
 			uint32_t y;
+			uint32_t partials; /* graph_add_op's own, see graph_reserve_partials */
 			uint32_t layer;
 			uint32_t window; /* keys that a row sees; 0: all */
 		} attention;
@@ -144,6 +145,9 @@ void graph_extend_value(struct graph *g, uint32_t value, uint32_t n_extra);
 
 /* name: static. Without one it is a "value". */
 void graph_name_value(struct graph *g, uint32_t value, const char *name);
+
+/* What the partial sums of each attention take, in words; before graph_place. At first none. */
+void graph_reserve_partials(struct graph *g, uint32_t n_words);
 
 /* A place for the addresses of a tensor's ne[2] matrices, for an op's tables. */
 uint32_t graph_add_table(struct graph *g, const struct weights_tensor *w);

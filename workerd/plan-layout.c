@@ -8,10 +8,12 @@
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
 #include "shaders/abi.h"
+#include "vk/device.h"
 #include "vk/slice.h"
 #include "workerd/arch.h"
 #include "workerd/graph.h"
 #include "workerd/ops/best.h"
+#include "workerd/ops/attention.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
@@ -28,7 +30,9 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 
 	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
 	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
-	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->constants) &&
+	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->spans) &&
+	       bytes_align(
+		       ret->spans + op_attention_span_bytes(params->n_rows), 64, &ret->constants) &&
 	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->best) &&
 	       bytes_align(ret->best + sizeof(struct abi_best) * ABI_BEST_N * params->n_logit_rows,
 		       256, &ret->logits) &&
@@ -45,6 +49,29 @@ bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
 	       bytes_align(ret->logits + n_logit_bytes, 256, &ret->parts) &&
 	       !__builtin_add_overflow(
 		       ret->parts, OP_BEST_PARTS_BYTES * params->n_logit_rows, &ret->n_bytes);
+}
+
+void plan_layout_get_constants(
+	const struct graph *g, uint64_t n_counter_bytes, struct plan_constants *ret)
+{
+	ret->tables = g->n_rot / 2 * sizeof(uint64_t);
+	ret->counters = ret->tables + g->n_table_entries * sizeof(uint64_t);
+	ret->n_bytes = ret->counters + n_counter_bytes;
+}
+
+void plan_layout_get_attention(const struct graph *g, const struct vk_device *d,
+	const struct plan_params *params, struct op_attention_needs *ret_needs)
+{
+	const struct op_attention_params attention = {
+		.n_head = g->n_head,
+		.n_head_kv = g->n_head_kv,
+		.head_dim = g->head_dim,
+		.n_rows = params->n_rows,
+		.tune.kind = params->kernels == PLAN_KERNELS_EXACT ? OP_ATTENTION_ROW
+								   : params->attention,
+	};
+
+	op_attention_get_needs(vk_device_get_info(d), &attention, ret_needs);
 }
 
 /* The tensors of a layer that are not on the device are copied together, those of none apart. */
@@ -71,12 +98,14 @@ static uint64_t plan_layout_count_slots(const struct weights *w)
 }
 
 int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
-	const struct plan_layout_scratch *layout, struct vk_memory *scratch, struct err *ret_err)
+	const struct plan_layout_scratch *layout, const struct plan_constants *constants,
+	struct vk_memory *scratch, struct err *ret_err)
 {
-	struct vk_slice_name names[MAX_SITES + 4] = {0};
+	struct vk_slice_name names[MAX_SITES + 5] = {0};
 	struct graph_site sites[MAX_SITES];
-	const uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
-	const uint64_t n_table_bytes = g->n_table_entries * sizeof(uint64_t);
+	const uint64_t n_turn_bytes = constants->tables;
+	const uint64_t n_table_bytes = constants->counters - constants->tables;
+	const uint64_t n_counter_bytes = constants->n_bytes - constants->counters;
 	uint32_t n = graph_get_sites(g, n_rows, sites, MAX_SITES);
 
 	n = n < MAX_SITES ? n : MAX_SITES;
@@ -92,6 +121,10 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
 		names[n++] = (struct vk_slice_name){.name = "expert tables",
 			.offset = layout->constants + n_turn_bytes,
 			.n_bytes = n_table_bytes};
+	if (n_counter_bytes)
+		names[n++] = (struct vk_slice_name){.name = "attention counters",
+			.offset = layout->constants + constants->counters,
+			.n_bytes = n_counter_bytes};
 	names[n++] = (struct vk_slice_name){.name = "logits",
 		.offset = layout->logits,
 		.n_bytes = layout->parts - layout->logits};
@@ -101,13 +134,15 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
 	return vk_slice_set_names(scratch, names, n, ret_err);
 }
 
-int plan_layout_measure(const struct weights *w, const struct plan_params *params,
-	struct err *ret_err, struct plan_layout_bytes *ret_bytes)
+int plan_layout_measure(const struct vk_device *d, const struct weights *w,
+	const struct plan_params *params, struct err *ret_err, struct plan_layout_bytes *ret_bytes)
 {
 	_cleanup_(graph_fini)
 	struct graph g = {0};
 	const struct arch *arch = NULL;
 	struct plan_layout_scratch scratch = {0};
+	struct op_attention_needs needs;
+	struct plan_constants constants;
 	struct plan_layout io = {0};
 	uint64_t n_value_bytes = 0;
 	int r = arch_find(w, ret_err, &arch);
@@ -115,15 +150,17 @@ int plan_layout_measure(const struct weights *w, const struct plan_params *param
 	g.wants_staging = params->kernels != PLAN_KERNELS_EXACT;
 	if (!r)
 		r = arch->build(w, &g, ret_err);
-	if (!r)
-		r = graph_place(&g, params->n_rows, ret_err, &n_value_bytes);
 	if (r)
 		return r;
-	uint64_t n_constant_bytes =
-		g.n_rot / 2 * sizeof(uint64_t) + g.n_table_entries * sizeof(uint64_t);
-	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, n_constant_bytes, &io) ||
+	plan_layout_get_attention(&g, d, params, &needs);
+	plan_layout_get_constants(&g, needs.n_counter_bytes, &constants);
+	graph_reserve_partials(&g, (uint32_t)(needs.n_partial_bytes / 4));
+	r = graph_place(&g, params->n_rows, ret_err, &n_value_bytes);
+	if (r)
+		return r;
+	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, constants.n_bytes, &io) ||
 		!plan_layout_get_scratch(params, w->manifest->hparams->n_vocab, n_value_bytes,
-			n_constant_bytes, &scratch))
+			constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
 	uint64_t n_slot_bytes = plan_layout_count_slots(w);
 	if (n_slot_bytes) /* their experts have tables of their own */

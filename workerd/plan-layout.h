@@ -13,7 +13,9 @@
 
 struct err;
 struct graph;
+struct op_attention_needs;
 struct plan_params;
+struct vk_device;
 struct vk_memory;
 struct weights;
 
@@ -27,6 +29,7 @@ struct plan_io {
 struct plan_layout {
 	uint64_t rows;
 	uint64_t want;
+	uint64_t spans; /* see op_attention_fill_spans */
 	uint64_t constants;
 	uint64_t best;   /* of each row of the last step */
 	uint64_t logits; /* of those rows, when somebody asks for them */
@@ -42,6 +45,21 @@ struct plan_layout_scratch {
 	uint64_t n_bytes;
 };
 
+/* Offsets into the constants: rope turns at 0, then these. */
+struct plan_constants {
+	uint64_t tables;   /* of experts */
+	uint64_t counters; /* of attention; they are no constants, but 0 at first and kept */
+	uint64_t n_bytes;
+};
+
+/* n_counter_bytes: see op_attention_get_needs. */
+void plan_layout_get_constants(
+	const struct graph *g, uint64_t n_counter_bytes, struct plan_constants *ret_constants);
+
+/* What attention of the graph takes besides in steps of up to n_rows rows. */
+void plan_layout_get_attention(const struct graph *g, const struct vk_device *d,
+	const struct plan_params *params, struct op_attention_needs *ret_needs);
+
 /* n_vocab: of a row of logits. False on overflow. */
 bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_t n_constant_bytes,
 	struct plan_layout *ret_layout);
@@ -55,7 +73,8 @@ bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
  * Engine thread.
  */
 int must_check plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
-	const struct plan_layout_scratch *layout, struct vk_memory *scratch, struct err *ret_err);
+	const struct plan_layout_scratch *layout, const struct plan_constants *constants,
+	struct vk_memory *scratch, struct err *ret_err);
 
 struct plan_layout_bytes {
 	uint64_t n_scratch_bytes; /* values, constants, slots of weights that are copied ahead */
@@ -64,10 +83,10 @@ struct plan_layout_bytes {
 
 /*
  * What plan_new would allocate with these parameters, but for some kilobytes; slots are counted as
- * for the largest layer, and kernels of AUTO as the fast ones. The errors of plan_new without a
- * device.
+ * for the largest layer, and kernels of AUTO as the fast ones. d: asked what it is. The errors of
+ * plan_new without a device.
  */
-int must_check plan_layout_measure(const struct weights *w, const struct plan_params *params,
-	struct err *ret_err, struct plan_layout_bytes *ret_bytes);
+int must_check plan_layout_measure(const struct vk_device *d, const struct weights *w,
+	const struct plan_params *params, struct err *ret_err, struct plan_layout_bytes *ret_bytes);
 
 #endif

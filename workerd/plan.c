@@ -21,6 +21,7 @@
 #include "workerd/graph.h"
 #include "workerd/kv.h"
 #include "workerd/plan-layout.h"
+#include "workerd/ops/attention.h"
 #include "workerd/ops/pool.h"
 #include "workerd/profile.h"
 #include "workerd/record.h"
@@ -46,11 +47,13 @@ struct plan {
 	struct graph graph;
 	struct op_pool *pool;
 	struct vk_memory
-		*scratch;     /* values, then constants: turns [n_rot / 2] u64, expert tables */
-	struct vk_memory *io; /* plan_io, rows, want, constants on their way, logits */
+		*scratch;     /* values, then constants: turns [n_rot / 2] u64, plan_constants */
+	struct vk_memory *io; /* plan_io, rows, want, spans, constants on their way, logits */
 	struct plan_io *step; /* mapped */
 	struct abi_row *rows; /* mapped, [n_rows] */
 	uint32_t *want;       /* mapped, [n_logit_rows] */
+	uint32_t *spans;      /* mapped, see op_attention_fill_spans */
+	uint32_t n_tile_rows; /* 0: nobody reads them */
 	const struct abi_best *best; /* mapped, [n_logit_rows][ABI_BEST_N] */
 	const float *logits;         /* mapped, [n_logit_rows][n_vocab] */
 	uint64_t logits_at;          /* in io memory */
@@ -177,23 +180,27 @@ static int make_memories(struct plan *p, struct err *ret_err)
 {
 	struct graph *g = &p->graph;
 	struct plan_layout io = {0};
-	uint64_t n_turn_bytes = g->n_rot / 2 * sizeof(uint64_t);
-	uint64_t n_constant_bytes = n_turn_bytes + g->n_table_entries * sizeof(uint64_t);
 	struct plan_layout_scratch scratch = {0};
+	struct op_attention_needs needs;
+	struct plan_constants constants;
 	uint64_t n_value_bytes = 0;
 	void *map = NULL;
 
+	plan_layout_get_attention(g, p->d, &p->params, &needs);
+	plan_layout_get_constants(g, needs.n_counter_bytes, &constants);
+	graph_reserve_partials(g, (uint32_t)(needs.n_partial_bytes / 4));
 	int r = graph_place(g, p->params.n_rows, ret_err, &n_value_bytes);
 	if (r)
 		return r;
-	if (!plan_layout_get(&p->params, p->n_vocab, n_constant_bytes, &io) ||
+	if (!plan_layout_get(&p->params, p->n_vocab, constants.n_bytes, &io) ||
 		!plan_layout_get_scratch(
-			&p->params, p->n_vocab, n_value_bytes, n_constant_bytes, &scratch))
+			&p->params, p->n_vocab, n_value_bytes, constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
 	if ((r = make_memory(p, VK_MEMORY_SCRATCH, scratch.n_bytes, ret_err, &p->scratch)) ||
 		(r = make_memory(p, VK_MEMORY_IO, io.n_bytes, ret_err, &p->io)) ||
 		(r = vk_memory_map(p->io, ret_err, &map)) ||
-		(r = plan_layout_name_scratch(g, p->params.n_rows, &scratch, p->scratch, ret_err)))
+		(r = plan_layout_name_scratch(
+			 g, p->params.n_rows, &scratch, &constants, p->scratch, ret_err)))
 		return r;
 	note_scratch(p, n_value_bytes);
 	uint8_t *base = map;
@@ -201,6 +208,8 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	p->rows = (struct abi_row *)(base + io.rows);
 	p->want = (uint32_t *)(base + io.want);
 	p->best = (const struct abi_best *)(base + io.best);
+	p->spans = (uint32_t *)(base + io.spans);
+	p->n_tile_rows = needs.n_tile_rows;
 	p->logits = (const float *)(base + io.logits);
 	p->logits_at = io.logits;
 	p->scratch_logits_at = scratch.logits;
@@ -216,23 +225,29 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.rows = address + io.rows,
 		.want = address + io.want,
 		.turns = scratch_address + scratch.constants,
-		.expert_tables = scratch_address + scratch.constants + n_turn_bytes,
+		.expert_tables = scratch_address + scratch.constants + constants.tables,
+		.spans = needs.n_tile_rows ? address + io.spans : 0,
+		.n_spans = p->params.n_rows,
+		.attention_counters = scratch_address + scratch.constants + constants.counters,
+		.attention = p->params.attention,
 		.table = kv_get_table_address(p->kv),
 		.n_slot_pages = kv_get_slot_pages(p->kv),
 		.kv_type = kv_get_params(p->kv)->type,
 		.is_exact = p->params.kernels == PLAN_KERNELS_EXACT,
 	};
-	if (n_constant_bytes == 0)
+	if (constants.n_bytes == 0)
 		return 0;
-	struct vk_slice turns = {.memory = p->io, .offset = io.constants, .n_bytes = n_turn_bytes};
+	struct vk_slice turns = {
+		.memory = p->io, .offset = io.constants, .n_bytes = constants.tables};
 	r = turns_fill(p->d, p->weights, g, &turns, base + io.constants, ret_err);
 	if (r)
 		return r;
-	graph_fill_tables(g, (uint64_t *)(base + io.constants + n_turn_bytes));
+	graph_fill_tables(g, (uint64_t *)(base + io.constants + constants.tables));
+	memset(base + io.constants + constants.counters, 0, needs.n_counter_bytes);
 	struct vk_slice dst = {
-		.memory = p->scratch, .offset = scratch.constants, .n_bytes = n_constant_bytes};
+		.memory = p->scratch, .offset = scratch.constants, .n_bytes = constants.n_bytes};
 	struct vk_slice src = {
-		.memory = p->io, .offset = io.constants, .n_bytes = n_constant_bytes};
+		.memory = p->io, .offset = io.constants, .n_bytes = constants.n_bytes};
 	return copy_slice(p, &dst, &src, ret_err);
 }
 
@@ -344,6 +359,14 @@ static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *r
 	return 0;
 }
 
+/* Of the rows in io memory. */
+static void fill_spans(struct plan *p, uint32_t n_rows)
+{
+	if (p->n_tile_rows)
+		op_attention_fill_spans(
+			p->rows, n_rows, p->n_tile_rows, p->params.n_rows, p->spans);
+}
+
 /* From how many rows on copying pays on this device, with rows of a slot that nobody has yet. */
 static int measure(struct plan *p, struct err *ret_err)
 {
@@ -362,6 +385,7 @@ static int measure(struct plan *p, struct err *ret_err)
 			.token = i * SAMPLE_STRIDE % p->n_vocab, .position = i, .slot = slot};
 	for (; !r && !is_better && 1u << bucket <= n_max; bucket++) {
 		p->step->n_rows = 1u << bucket;
+		fill_spans(p, 1u << bucket);
 		r = compare(p, bucket, ret_err, &is_better);
 	}
 	kv_close(p->kv, slot);
@@ -437,6 +461,8 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	p->params = *params;
 	if (p->params.kernels == PLAN_KERNELS_AUTO)
 		p->params.kernels = plan_choose_kernels(d);
+	if (p->params.kernels == PLAN_KERNELS_EXACT)
+		p->params.attention = OP_ATTENTION_ROW;
 	p->n_vocab = w->manifest->hparams->n_vocab;
 	int r = build(p, w, ret_err);
 	if (r) {
@@ -572,6 +598,7 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 	for (uint32_t i = 0; i < n_rows; i++)
 		p->rows[i] = (struct abi_row){
 			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
+	fill_spans(p, n_rows);
 	for (uint32_t i = 0; i < n_want; i++)
 		p->want[i] = want[i];
 	if (p->gather)

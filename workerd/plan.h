@@ -14,6 +14,7 @@
 #include "proto/util/cleanup.h"
 #include "workerd/expert-cache.h"
 #include "workerd/bench-memory.h"
+#include "workerd/ops/attention.h"
 
 struct abi_best;
 struct err;
@@ -43,7 +44,8 @@ struct plan_params {
 	uint32_t stream_rows;
 	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
 	enum plan_kernels kernels;
-	bool may_spill; /* scratch, into host memory; else plan_new is -ENOMEM */
+	enum op_attention_kind attention; /* EXACT: that of a row at a time in any case */
+	bool may_spill;                   /* scratch, into host memory; else plan_new is -ENOMEM */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };

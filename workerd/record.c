@@ -103,6 +103,9 @@ static int record_attention(const struct recorder *r, const struct graph_op *op)
 		.rows = r->a->rows,
 		.m = r->a->n_rows,
 		.table = r->a->table,
+		.spans = r->a->spans,
+		.partials = value_address(r, op->attention.partials),
+		.counters = r->a->attention_counters,
 		.n_head = r->g->n_head,
 		.n_head_kv = r->g->n_head_kv,
 		.head_dim = r->g->head_dim,
@@ -111,6 +114,8 @@ static int record_attention(const struct recorder *r, const struct graph_op *op)
 		.window = op->attention.window,
 		.kv_type = r->a->kv_type,
 		.n_rows = r->n_rows,
+		.n_spans = r->a->n_spans,
+		.tune.kind = r->a->attention,
 	};
 
 	return op_attention_record(r->pool, r->c, &params, r->err);

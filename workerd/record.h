@@ -8,6 +8,7 @@
 
 #include "proto/util/cleanup.h"
 #include "workerd/kv-layout.h"
+#include "workerd/ops/attention.h"
 
 struct err;
 struct graph;
@@ -26,7 +27,11 @@ struct record_addresses {
 	uint64_t rows;    /* [n_rows] struct abi_row */
 	uint64_t want;    /* [n_want] u32 */
 	uint64_t turns;   /* [n_rot / 2] u64 */
-	uint64_t table;   /* [n_slots][n_slot_pages] u64 */
+	uint64_t spans;   /* of up to n_spans rows, see op_attention_fill_spans; 0: none */
+	uint32_t n_spans;
+	uint64_t attention_counters; /* see op_attention_params */
+	enum op_attention_kind attention;
+	uint64_t table; /* [n_slots][n_slot_pages] u64 */
 	uint32_t n_slot_pages;
 	enum kv_layout_type kv_type;
 	bool is_exact;          /* see plan_params */

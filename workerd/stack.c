@@ -107,7 +107,7 @@ static int stack_measure(const struct stack_params *params, const struct weights
 	int r = kv_measure(params->device, kv, ret_err, &n_page_bytes, &n_io_bytes);
 
 	if (!r)
-		r = plan_layout_measure(w, &plan, ret_err, &bytes);
+		r = plan_layout_measure(params->device, w, &plan, ret_err, &bytes);
 	if (r)
 		return r;
 	*ret_bytes = n_page_bytes + bytes.n_scratch_bytes + SLACK_BYTES;

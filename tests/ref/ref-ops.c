@@ -165,21 +165,35 @@ void ref_ops_rope_back(float *head, const struct ref_ops_rope *rope, uint32_t n_
 	rotate(head, rope, -(long double)n_positions);
 }
 
-void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,
-	uint32_t dim, uint32_t stride, float *ret_y)
+static double score(const float *q, const float *k, uint32_t dim, double cap)
 {
-	double highest = -INFINITY, weight = 0.0;
+	double s = dot(q, k, dim) / sqrt(dim);
+
+	return cap > 0.0 ? cap * tanh(s / cap) : s;
+}
+
+void ref_ops_attention_with(const float *q, const float *k, const float *v, uint32_t n_keys,
+	uint32_t dim, uint32_t stride, float cap, float sink, float *ret_y)
+{
+	double highest = sink, weight = 0.0;
 
 	for (uint32_t j = 0; j < n_keys; j++)
-		highest = fmax(highest, dot(q, k + (uint64_t)j * stride, dim) / sqrt(dim));
+		highest = fmax(highest, score(q, k + (uint64_t)j * stride, dim, cap));
 	double sums[1024] = {0};
 	assert(dim <= 1024);
 	for (uint32_t j = 0; j < n_keys; j++) {
-		double p = exp(dot(q, k + (uint64_t)j * stride, dim) / sqrt(dim) - highest);
+		double p = exp(score(q, k + (uint64_t)j * stride, dim, cap) - highest);
 		weight += p;
 		for (uint32_t i = 0; i < dim; i++)
 			sums[i] += p * v[(uint64_t)j * stride + i];
 	}
+	weight += exp(sink - highest);
 	for (uint32_t i = 0; i < dim; i++)
 		ret_y[i] = (float)(sums[i] / weight);
+}
+
+void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,
+	uint32_t dim, uint32_t stride, float *ret_y)
+{
+	ref_ops_attention_with(q, k, v, n_keys, dim, stride, 0.0f, -INFINITY, ret_y);
 }

@@ -76,4 +76,11 @@ void ref_ops_rope_back(float *head, const struct ref_ops_rope *rope, uint32_t n_
 void ref_ops_attention(const float *q, const float *k, const float *v, uint32_t n_keys,
 	uint32_t dim, uint32_t stride, float *ret_y);
 
+/*
+ * The same with scores s made cap tanh(s / cap), unless cap is 0, and one more score in the
+ * softmax, `sink`, that has no value; -INFINITY: none.
+ */
+void ref_ops_attention_with(const float *q, const float *k, const float *v, uint32_t n_keys,
+	uint32_t dim, uint32_t stride, float cap, float sink, float *ret_y);
+
 #endif

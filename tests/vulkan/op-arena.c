@@ -32,7 +32,9 @@ void op_arena_init(struct op_arena *a, uint64_t n_bytes, uint64_t seed)
 	a->command = on_device_command(a->d, 0);
 	a->before = malloc(n_bytes);
 	a->is_written = malloc(n_bytes);
+	a->is_free = malloc(n_bytes);
 	assert_non_null(a->before);
+	assert_non_null(a->is_free);
 	assert_non_null(a->is_written);
 	op_arena_reset(a);
 }
@@ -41,6 +43,7 @@ void op_arena_fini(struct op_arena *a)
 {
 	free(a->before);
 	free(a->is_written);
+	free(a->is_free);
 	vk_command_free(a->command);
 	op_pool_free(a->pool);
 	vk_memory_free(a->memory);
@@ -52,6 +55,7 @@ void op_arena_reset(struct op_arena *a)
 	for (uint64_t i = 0; i < a->n_bytes; i += sizeof(poison))
 		memcpy(a->map + i, &poison, sizeof(poison));
 	memset(a->is_written, 0, a->n_bytes);
+	memset(a->is_free, 0, a->n_bytes);
 	a->at = 0;
 }
 
@@ -179,8 +183,10 @@ void op_arena_run(struct op_arena *a)
 	vk_command_host_barrier(a->command);
 	on_device_run(a->d, a->command);
 	for (uint64_t i = 0; i < a->n_bytes; i++)
-		if (!a->is_written[i] && a->map[i] != a->before[i])
+		if (!a->is_written[i] && !a->is_free[i] && a->map[i] != a->before[i]) {
+			fprintf(stderr, "value %u\n", *(uint32_t *)(a->map + i));
 			fail_msg("seed %" PRIu64 ": byte %" PRIu64 " was written", a->seed, i);
+		}
 	/* A float of poison in an output was not written, or made of what must not be read. */
 	for (uint64_t i = 0; i < a->n_bytes; i += sizeof(poison))
 		if (a->is_written[i] && !memcmp(a->map + i, &poison, sizeof(poison)))

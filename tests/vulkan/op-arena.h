@@ -24,6 +24,7 @@ struct op_arena {
 	uint8_t *map;        /* [n_bytes] */
 	uint8_t *before;     /* [n_bytes] the image that the kernel finds */
 	uint8_t *is_written; /* [n_bytes] 1: the kernel is to write it */
+	uint8_t *is_free;    /* [n_bytes] 1: it may */
 	uint64_t n_bytes;
 	uint64_t at;
 	uint64_t seed;

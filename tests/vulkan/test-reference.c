@@ -18,6 +18,7 @@
 #include <math.h>
 
 #include "proto/manifest.h"
+#include "shaders/kernels.h"
 #include "tests/ref/ref-model.h"
 #include "tests/vulkan/model-on-device.h"
 #include "tests/vulkan/on-device.h"
@@ -50,6 +51,7 @@ static const struct tolerance fast_tolerance = {.scalar = 0.25f, .file = 0.4f};
 static enum plan_kernels kernels = PLAN_KERNELS_EXACT;
 static const struct tolerance *tolerance = &q8_0_tolerance;
 static enum kv_layout_type kv_type;
+static enum op_attention_kind attention;
 static char model_path[4096];
 static json_t *ref;
 
@@ -75,8 +77,10 @@ static void engine_init(struct engine *e)
 		.n_slots = 1,
 		.n_ctx = N_CTX,
 		.n_tokens = N_CTX};
-	struct plan_params params = {
-		.n_rows = N_ROWS, .n_logit_rows = N_ROWS, .kernels = kernels};
+	struct plan_params params = {.n_rows = N_ROWS,
+		.n_logit_rows = N_ROWS,
+		.kernels = kernels,
+		.attention = attention};
 	on_device_check(kv_new(e->d, &kv, &err, &e->kv), &err, "kv");
 	on_device_check(
 		plan_new(e->d, e->model.weights, e->kv, &params, &err, &e->plan), &err, "plan");
@@ -260,6 +264,25 @@ static void load_reference(const char *name)
 	}
 }
 
+/* False: the device has no such kernels. */
+static bool find_attention(const char *name)
+{
+	static const char *const names[] = {[OP_ATTENTION_ROW] = "row",
+		[OP_ATTENTION_SPLIT] = "split",
+		[OP_ATTENTION_TILE] = "tile",
+		[OP_ATTENTION_MATRIX] = "matrix"};
+
+	for (unsigned i = OP_ATTENTION_ROW; i < ARRAY_SIZE(names); i++)
+		if (!strcmp(name, names[i]))
+			attention = i;
+	if (attention != OP_ATTENTION_MATRIX)
+		return true;
+	struct vk_device *d = on_device_new();
+	bool has = vk_device_get_info(d)->n_matrices && kernels_has(KERNELS_ATTENTION_MATRIX_F16);
+	vk_device_free(d);
+	return has;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
@@ -279,11 +302,13 @@ int main(int argc, char **argv)
 	if (argc > 3 && !strcmp(argv[3], "fast")) {
 		kernels = PLAN_KERNELS_FAST;
 		tolerance = &fast_tolerance;
-	} else if (argc > 3) {
+	} else if (argc > 3 && !strcmp(argv[3], "kv-q8_0")) {
 		kv_type = KV_LAYOUT_Q8_0;
 		tolerance =
 			!strcmp(name, "atlas-moe") ? &moe_kv_q8_0_tolerance : &kv_q8_0_tolerance;
 	}
+	if (argc > 4 && !find_attention(argv[4]))
+		return CASE_SKIP;
 	if (is_f16) {
 		tolerance = &f16_tolerance;
 		if (access(model_path, R_OK)) {

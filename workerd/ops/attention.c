@@ -6,6 +6,7 @@
 
 #include "proto/util/err.h"
 #include "shaders/abi.h"
+#include "vk/device.h"
 #include "workerd/ops/pool.h"
 
 enum {
@@ -13,7 +14,49 @@ enum {
 	MAX_ROUNDS = 65000,
 	/* Warps that hide the latency of memory where a step has one row. */
 	GPU_SPLITS = 8,
+	/* Numbers of a query that a lane holds beside its sums of as many. */
+	LANE_SIZE = 16,
+	/* Queries of a tile; of each head dimension its sums take a register of a lane and more. */
+	TILE_SUBGROUPS = 4,
+	TILE_ROUNDS = 160, /* of a software driver, of a tile of keys */
+	/* What a part is worth: keys that a workgroup has in flight, or what a tile takes to begin.
+	 */
+	SPLIT_PART_KEYS = 128,
+	TILE_PART_KEYS = 512,
+	/* All of a device's cores have something to do: parts of the only row of a step. */
+	PART_GROUPS = 256,
 };
+
+/* A shape that tiles have, all in one place: what the host lists and what is recorded agree. */
+struct tile {
+	enum op_attention_kind kind;
+	struct vk_device_matrix matrix;
+	uint32_t n_subgroups;
+	uint32_t n_queries;
+	uint32_t n_heads; /* of each row */
+	uint32_t n_rows;
+	uint32_t n_keys;
+};
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
+/* The largest divisor of n up to most. */
+static uint32_t find_divisor(uint32_t n, uint32_t most)
+{
+	uint32_t d = min_u32(n, most);
+
+	while (n % d)
+		d--;
+	return d;
+}
 
 /*
  * Query heads of one subgroup: each key is loaded once for all of them. A real device has the
@@ -48,11 +91,176 @@ static uint32_t choose_splits(
 	uint64_t n_rounds = (uint64_t)p->n_slot_pages * KV_PAGE_TOKENS / n_block;
 	uint32_t n = op_pool_is_software(pool) ? 1 : GPU_SPLITS;
 
-	if (p->n_splits)
-		return p->n_splits;
+	if (p->tune.n_splits)
+		return p->tune.n_splits;
 	while (n_rounds / n > MAX_ROUNDS)
 		n *= 2;
 	return n;
+}
+
+/* Shared memory of attention-matrix.comp. */
+static uint32_t count_matrix_bytes(const struct tile *t, uint32_t head_dim)
+{
+	uint32_t width = 2 * max_u32(t->matrix.n, t->matrix.k);
+	uint32_t n_kv = 2 * t->n_keys * (head_dim / 8 + 1) * 16;
+
+	return n_kv + t->n_queries * ((width / 8 + 1) * 16 + (width + 4) * 4) + 16;
+}
+
+static bool find_matrix_tile(const struct vk_device_info *info, const struct op_attention_params *p,
+	struct tile *ret_tile)
+{
+	struct tile t = {.kind = OP_ATTENTION_MATRIX};
+
+	if (info->n_matrices == 0 || !kernels_has(KERNELS_ATTENTION_MATRIX_F16))
+		return false;
+	t.matrix = info->matrices[0];
+	t.n_subgroups = p->tune.n_splits ? p->tune.n_splits : TILE_SUBGROUPS;
+	t.n_queries = t.n_subgroups * t.matrix.m;
+	t.n_keys = p->tune.n_keys ? p->tune.n_keys : KV_PAGE_TOKENS;
+	uint32_t width = 2 * max_u32(t.matrix.n, t.matrix.k);
+	if (p->head_dim % t.matrix.n || p->head_dim % t.matrix.k || p->head_dim % 16 ||
+		width > KV_PAGE_TOKENS || width % t.matrix.n || width % t.matrix.k ||
+		info->subgroup_size % t.matrix.m || t.n_keys % t.matrix.m)
+		return false;
+	while (count_matrix_bytes(&t, p->head_dim) > info->max_shared_bytes && t.n_subgroups > 1) {
+		t.n_subgroups /= 2;
+		t.n_queries = t.n_subgroups * t.matrix.m;
+	}
+	*ret_tile = t;
+	return count_matrix_bytes(&t, p->head_dim) <= info->max_shared_bytes;
+}
+
+/* Shared memory of attention-tile.comp. */
+static uint32_t count_f32_bytes(const struct tile *t, uint32_t head_dim)
+{
+	uint32_t n_quarters = (head_dim + 3) / 4;
+
+	return t->n_queries * (16 * n_quarters + 4 * (KV_PAGE_TOKENS + 1) + 20) +
+	       KV_PAGE_TOKENS * 4 * (2 * n_quarters + 1) + 16;
+}
+
+/* Without matrices: 32 queries, or as many as there is room for. */
+static bool find_f32_tile(const struct vk_device_info *info, const struct op_attention_params *p,
+	struct tile *ret_tile)
+{
+	struct tile t = {.kind = OP_ATTENTION_TILE, .n_keys = KV_PAGE_TOKENS};
+
+	/* Narrow subgroups are many, or an invocation would have too many numbers. */
+	t.n_subgroups = max_u32(TILE_SUBGROUPS, 128 / info->subgroup_size);
+	t.n_queries = 32;
+	if (p->tune.n_splits)
+		t.n_subgroups = p->tune.n_splits;
+	while (count_f32_bytes(&t, p->head_dim) > info->max_shared_bytes && t.n_queries > 4)
+		t.n_queries /= 2;
+	*ret_tile = t;
+	return count_f32_bytes(&t, p->head_dim) <= info->max_shared_bytes;
+}
+
+/* The tiles of a step with lists; false: it has none, all its rows are taken one by one. */
+static bool find_tile(const struct vk_device_info *info, const struct op_attention_params *p,
+	struct tile *ret_tile)
+{
+	enum op_attention_kind kind = p->tune.kind;
+	struct tile t = {0};
+
+	if (kind == OP_ATTENTION_ROW || kind == OP_ATTENTION_SPLIT ||
+		(kind == OP_ATTENTION_AUTO &&
+			(info->is_software || p->is_exact || p->n_rows < OP_ATTENTION_LIST_ROWS)))
+		return false;
+	if ((kind == OP_ATTENTION_TILE || !find_matrix_tile(info, p, &t)) &&
+		(kind == OP_ATTENTION_MATRIX || !find_f32_tile(info, p, &t)))
+		return false;
+	t.n_heads = find_divisor(p->n_head / p->n_head_kv, t.n_queries);
+	t.n_rows = t.n_queries / t.n_heads;
+	*ret_tile = t;
+	return true;
+}
+
+static enum op_attention_kind choose_kind(
+	const struct vk_device_info *info, const struct op_attention_params *p)
+{
+	struct tile t;
+
+	if (p->is_exact)
+		return OP_ATTENTION_ROW;
+	if (p->tune.kind != OP_ATTENTION_AUTO)
+		return p->tune.kind;
+	if (info->is_software)
+		return OP_ATTENTION_ROW;
+	if (p->spans && find_tile(info, p, &t))
+		return t.kind;
+	return OP_ATTENTION_SPLIT;
+}
+
+static uint32_t choose_split_heads(const struct op_attention_params *p)
+{
+	if (p->tune.n_heads)
+		return p->tune.n_heads;
+	return find_divisor(p->n_head / p->n_head_kv, p->head_dim <= 128 ? 4 : 2);
+}
+
+static uint64_t count_split_bytes(const struct op_attention_params *p)
+{
+	return 4ull * ABI_ATTENTION_SLOTS * choose_split_heads(p) * (p->head_dim + 2);
+}
+
+void op_attention_get_needs(const struct vk_device_info *info, const struct op_attention_params *p,
+	struct op_attention_needs *ret_needs)
+{
+	struct op_attention_needs needs = {0};
+	struct tile t;
+
+	if (!p->is_exact && p->tune.kind != OP_ATTENTION_ROW &&
+		(p->tune.kind != OP_ATTENTION_AUTO || !info->is_software)) {
+		needs.n_partial_bytes = count_split_bytes(p);
+		needs.n_counter_bytes = 4 * (ABI_ATTENTION_SLOTS + ABI_ATTENTION_TILE_SLOTS);
+		if (find_tile(info, p, &t)) {
+			needs.n_tile_rows = t.n_rows;
+			needs.n_partial_bytes +=
+				4ull * ABI_ATTENTION_TILE_SLOTS * t.n_queries * (p->head_dim + 2);
+		}
+	}
+	*ret_needs = needs;
+}
+
+/* u32 n, 3 u32, then spans: of tiles, and behind n_spans of them of single rows. */
+static uint64_t list_bytes(uint32_t n_spans)
+{
+	return 16 + sizeof(struct abi_span) * n_spans;
+}
+
+uint64_t op_attention_span_bytes(uint32_t n_rows)
+{
+	return 2 * list_bytes(n_rows);
+}
+
+void op_attention_fill_spans(const struct abi_row *rows, uint32_t n_rows, uint32_t n_tile_rows,
+	uint32_t n_spans, uint32_t *ret_spans)
+{
+	uint32_t *singles = ret_spans + list_bytes(n_spans) / sizeof(*ret_spans);
+	struct abi_span *tile = (struct abi_span *)(ret_spans + 4);
+	struct abi_span *single = (struct abi_span *)(singles + 4);
+	uint32_t n_tiles = 0, n_singles = 0, n = 0;
+
+	for (uint32_t first = 0; first < n_rows; first += n) {
+		struct abi_span span = {
+			.first = first, .slot = rows[first].slot, .position = rows[first].position};
+
+		n = 1;
+		while (n < n_tile_rows && first + n < n_rows && rows[first + n].slot == span.slot &&
+			rows[first + n].position == span.position + n)
+			n++;
+		span.n = n;
+		if (n >= OP_ATTENTION_TILE_MIN_ROWS) {
+			tile[n_tiles++] = span;
+			continue;
+		}
+		for (span.n = 1; span.first < first + n; span.first++, span.position++)
+			single[n_singles++] = span;
+	}
+	ret_spans[0] = n_tiles;
+	singles[0] = n_singles;
 }
 
 static int check(const struct op_attention_params *p, struct err *ret_err)
@@ -65,50 +273,214 @@ static int check(const struct op_attention_params *p, struct err *ret_err)
 		return err_set(ret_err, ENOTSUP,
 			"attention: heads: expected a multiple of %u key heads, found %u",
 			p->n_head_kv, p->n_head);
-	if (p->n_splits > OP_ATTENTION_MAX_SPLITS)
+	if (p->tune.n_splits > OP_ATTENTION_MAX_SPLITS)
 		return err_set(ret_err, EINVAL, "attention: splits: expected up to %d, found %u",
-			OP_ATTENTION_MAX_SPLITS, p->n_splits);
+			OP_ATTENTION_MAX_SPLITS, p->tune.n_splits);
 	return 0;
+}
+
+static int fail_context(const struct op_attention_params *p, struct err *ret_err)
+{
+	return err_set(
+		ret_err, ENOTSUP, "attention: a context of %u pages is too long", p->n_slot_pages);
+}
+
+static uint32_t get_flags(const struct op_attention_params *p)
+{
+	return (p->cap > 0 ? ABI_ATTENTION_FLAG_CAP : 0) |
+	       (p->sinks ? ABI_ATTENTION_FLAG_SINKS : 0);
+}
+
+/* What all kernels are told. */
+static struct abi_attention get_push(const struct op_attention_params *p)
+{
+	return (struct abi_attention){
+		.qkv = p->qkv,
+		.y = p->y,
+		.rows = p->rows,
+		.m = p->m,
+		.table = p->table,
+		.list = p->spans,
+		.sinks = p->sinks,
+		.partials = p->partials,
+		.counters = p->counters,
+		.n_head = p->n_head,
+		.n_head_kv = p->n_head_kv,
+		.n_slot_pages = p->n_slot_pages,
+		.layer = p->layer,
+		.window = p->window,
+		.n_parts = 1,
+		.part_keys = KV_PAGE_TOKENS,
+		.scale = 1.0f / sqrtf((float)p->head_dim),
+		.cap = p->cap,
+	};
+}
+
+static void set_parts(const struct op_attention_params *p, uint32_t n_blocks, uint32_t part_keys,
+	struct abi_attention *push)
+{
+	uint32_t n = p->tune.n_parts ? p->tune.n_parts : max_u32(PART_GROUPS / n_blocks, 1);
+
+	push->n_parts = p->partials && p->counters ? min_u32(n, ABI_ATTENTION_MAX_PARTS) : 1;
+	push->part_keys = p->tune.part_keys ? p->tune.part_keys : part_keys;
+}
+
+static int record_row(struct op_pool *pool, struct vk_command *c,
+	const struct op_attention_params *p, uint32_t n_vecs, struct err *ret_err)
+{
+	uint32_t n_heads = choose_heads(pool, p);
+	uint32_t n_lanes = choose_lanes(pool, n_vecs);
+	uint32_t n_splits = choose_splits(pool, p, n_lanes);
+	const struct abi_attention push = get_push(p);
+	const struct op_pool_kernel kernel = {
+		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_Q8_0 : KERNELS_ATTENTION_F16,
+		.n_subgroups = n_splits,
+		.n_spec = ABI_ATTENTION_SPEC_FLAGS + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_ATTENTION_SPEC_HEADS - ABI_SPEC_KERNEL] = n_heads,
+			[ABI_ATTENTION_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
+			[ABI_ATTENTION_SPEC_LANES - ABI_SPEC_KERNEL] = n_lanes,
+			[ABI_ATTENTION_SPEC_SPLITS - ABI_SPEC_KERNEL] = n_splits,
+			[ABI_ATTENTION_SPEC_FLAGS - ABI_SPEC_KERNEL] = get_flags(p)},
+	};
+
+	if (n_splits > OP_ATTENTION_MAX_SPLITS)
+		return fail_context(p, ret_err);
+	return op_pool_dispatch(
+		pool, c, &kernel, &push, p->n_head / n_heads * n_splits, p->n_rows, ret_err);
+}
+
+/* Lanes that share a key of n_vecs loads of `size` numbers. BLOCK divides a page. */
+static uint32_t choose_split_lanes(const struct op_pool *pool, const struct op_attention_params *p,
+	uint32_t n_vecs, uint32_t n_unroll)
+{
+	uint32_t n_subgroup = op_pool_get_subgroup_size(pool);
+	uint32_t size = p->kv_type == KV_LAYOUT_Q8_0 ? 16 : 8;
+	uint32_t n = max_u32(n_subgroup * n_unroll / KV_PAGE_TOKENS, 1);
+
+	if (p->tune.n_lanes)
+		return min_u32(max_u32(p->tune.n_lanes, n), n_subgroup);
+	while (n < n_subgroup && (n_vecs + n - 1) / n * size > LANE_SIZE)
+		n *= 2;
+	return n;
+}
+
+/* is_listed: the rows that are in no tile, else all. */
+static int record_split(struct op_pool *pool, struct vk_command *c,
+	const struct op_attention_params *p, uint32_t n_vecs, bool is_listed, struct err *ret_err)
+{
+	const struct vk_device_info *info = op_pool_get_info(pool);
+	uint32_t n_heads = choose_split_heads(p), n_blocks = p->n_head / n_heads;
+	uint32_t n_unroll = p->tune.n_unroll ? p->tune.n_unroll : 2;
+	uint32_t n_lanes = choose_split_lanes(pool, p, n_vecs, n_unroll);
+	uint32_t n_splits = op_pool_is_software(pool) ? 1 : GPU_SPLITS;
+	uint32_t n_block = n_unroll * info->subgroup_size / n_lanes;
+	struct abi_attention push = get_push(p);
+
+	if (p->tune.n_splits && (p->tune.kind == OP_ATTENTION_SPLIT || !p->tune.kind))
+		n_splits = p->tune.n_splits;
+	/* All heads' sums of each subgroup, and of each part weights. */
+	while (n_splits > 1 &&
+		4 * n_heads * (n_splits * (p->head_dim + 2) + 2 * ABI_ATTENTION_MAX_PARTS) + 16 >
+			info->max_shared_bytes)
+		n_splits /= 2;
+	while (op_pool_is_software(pool) && n_splits < OP_ATTENTION_MAX_SPLITS &&
+		(uint64_t)p->n_slot_pages * KV_PAGE_TOKENS / n_block / n_splits > MAX_ROUNDS)
+		n_splits *= 2;
+	if ((uint64_t)p->n_slot_pages * KV_PAGE_TOKENS / n_block / n_splits > MAX_ROUNDS &&
+		op_pool_is_software(pool))
+		return fail_context(p, ret_err);
+	set_parts(p, n_blocks, SPLIT_PART_KEYS, &push);
+	if (is_listed)
+		push.list += list_bytes(p->n_spans);
+	const struct op_pool_kernel kernel = {
+		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_SPLIT_Q8_0
+						   : KERNELS_ATTENTION_SPLIT_F16,
+		.n_subgroups = n_splits,
+		.n_spec = ABI_ATTENTION_SPEC_UNROLL + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_ATTENTION_SPEC_HEADS - ABI_SPEC_KERNEL] = n_heads,
+			[ABI_ATTENTION_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
+			[ABI_ATTENTION_SPEC_LANES - ABI_SPEC_KERNEL] = n_lanes,
+			[ABI_ATTENTION_SPEC_SPLITS - ABI_SPEC_KERNEL] = n_splits,
+			[ABI_ATTENTION_SPEC_FLAGS - ABI_SPEC_KERNEL] =
+				get_flags(p) | (is_listed ? ABI_ATTENTION_FLAG_LIST : 0),
+			[ABI_ATTENTION_SPEC_UNROLL - ABI_SPEC_KERNEL] = n_unroll},
+	};
+	uint32_t n_x = max_u32(
+		p->n_rows, min_u32(ABI_ATTENTION_SLOTS / n_blocks, p->n_rows * push.n_parts));
+	return op_pool_dispatch(pool, c, &kernel, &push, n_x * n_splits, n_blocks, ret_err);
+}
+
+/* A software driver counts rounds: some for each quarter of a head and key of a tile. */
+static bool is_too_long(const struct vk_device_info *info, const struct op_attention_params *p)
+{
+	return info->is_software &&
+	       (uint64_t)p->n_slot_pages * (p->head_dim / 4 + TILE_ROUNDS) > MAX_ROUNDS;
+}
+
+static int record_tiles(struct op_pool *pool, struct vk_command *c,
+	const struct op_attention_params *p, const struct tile *t, struct err *ret_err)
+{
+	static const enum kernels_id ids[][KV_LAYOUT_N_TYPES] = {
+		[OP_ATTENTION_TILE] = {[KV_LAYOUT_F16] = KERNELS_ATTENTION_TILE_F16,
+			[KV_LAYOUT_Q8_0] = KERNELS_ATTENTION_TILE_Q8_0},
+		[OP_ATTENTION_MATRIX] = {[KV_LAYOUT_F16] = KERNELS_ATTENTION_MATRIX_F16,
+			[KV_LAYOUT_Q8_0] = KERNELS_ATTENTION_MATRIX_Q8_0},
+	};
+	bool is_matrix = t->kind == OP_ATTENTION_MATRIX;
+	uint32_t n_blocks = p->n_head / t->n_heads;
+	uint32_t n_most = p->n_rows / OP_ATTENTION_TILE_MIN_ROWS;
+	uint32_t flags = get_flags(p) | (op_pool_is_software(pool) ? ABI_ATTENTION_FLAG_STEP : 0) |
+			 (p->tune.is_ahead ? ABI_ATTENTION_FLAG_AHEAD : 0);
+	struct abi_attention push = get_push(p);
+	const struct op_pool_kernel kernel = {
+		.id = ids[t->kind][p->kv_type],
+		.n_subgroups = t->n_subgroups,
+		.n_spec = (is_matrix ? ABI_ATTENTION_TILE_SPEC_K : ABI_ATTENTION_TILE_SPEC_M) + 1 -
+			  ABI_SPEC_KERNEL,
+		.spec = {[ABI_ATTENTION_TILE_SPEC_HEADS - ABI_SPEC_KERNEL] = t->n_heads,
+			[ABI_ATTENTION_TILE_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
+			[ABI_ATTENTION_TILE_SPEC_KEYS - ABI_SPEC_KERNEL] = t->n_keys,
+			[ABI_ATTENTION_TILE_SPEC_ROWS - ABI_SPEC_KERNEL] = t->n_rows,
+			[ABI_ATTENTION_TILE_SPEC_FLAGS - ABI_SPEC_KERNEL] = flags,
+			[ABI_ATTENTION_TILE_SPEC_M - ABI_SPEC_KERNEL] =
+				is_matrix ? t->matrix.m : t->n_queries,
+			[ABI_ATTENTION_TILE_SPEC_N - ABI_SPEC_KERNEL] = t->matrix.n,
+			[ABI_ATTENTION_TILE_SPEC_K - ABI_SPEC_KERNEL] = t->matrix.k},
+	};
+
+	if (is_too_long(op_pool_get_info(pool), p))
+		return fail_context(p, ret_err);
+	set_parts(p, n_blocks, TILE_PART_KEYS, &push);
+	if (push.n_parts > 1) {
+		push.partials += count_split_bytes(p);
+		push.counters += 4 * ABI_ATTENTION_SLOTS;
+	}
+	uint32_t n_x = max_u32(
+		n_most, min_u32(ABI_ATTENTION_TILE_SLOTS / n_blocks, n_most * push.n_parts));
+	return op_pool_dispatch(pool, c, &kernel, &push, n_x * t->n_subgroups, n_blocks, ret_err);
 }
 
 int op_attention_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_attention_params *p, struct err *ret_err)
 {
 	struct kv_layout layout = {0};
+	struct tile tile = {0};
 	int r = check(p, ret_err);
 
 	if (!r && kv_layout_get(p->kv_type, p->n_head_kv, p->head_dim, &layout))
 		r = err_set(ret_err, ENOTSUP, "attention: %u key heads are too many", p->n_head_kv);
 	if (r)
 		return r;
-	uint32_t n_heads = choose_heads(pool, p);
-	uint32_t n_lanes = choose_lanes(pool, layout.n_row_bytes / KV_LAYOUT_ALIGN);
-	uint32_t n_splits = choose_splits(pool, p, n_lanes);
-	if (n_splits > OP_ATTENTION_MAX_SPLITS)
-		return err_set(ret_err, ENOTSUP, "attention: a context of %u pages is too long",
-			p->n_slot_pages);
-	const struct abi_attention push = {
-		.qkv = p->qkv,
-		.y = p->y,
-		.rows = p->rows,
-		.m = p->m,
-		.table = p->table,
-		.n_head = p->n_head,
-		.n_head_kv = p->n_head_kv,
-		.n_slot_pages = p->n_slot_pages,
-		.layer = p->layer,
-		.window = p->window,
-		.scale = 1.0f / sqrtf((float)p->head_dim),
-	};
-	const struct op_pool_kernel kernel = {
-		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_Q8_0 : KERNELS_ATTENTION_F16,
-		.n_subgroups = n_splits,
-		.n_spec = ABI_ATTENTION_SPEC_SPLITS + 1 - ABI_SPEC_KERNEL,
-		.spec = {[ABI_ATTENTION_SPEC_HEADS - ABI_SPEC_KERNEL] = n_heads,
-			[ABI_ATTENTION_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
-			[ABI_ATTENTION_SPEC_LANES - ABI_SPEC_KERNEL] = n_lanes,
-			[ABI_ATTENTION_SPEC_SPLITS - ABI_SPEC_KERNEL] = n_splits},
-	};
-	return op_pool_dispatch(
-		pool, c, &kernel, &push, p->n_head / n_heads * n_splits, p->n_rows, ret_err);
+	enum op_attention_kind kind = choose_kind(op_pool_get_info(pool), p);
+	uint32_t n_vecs = layout.n_row_bytes / KV_LAYOUT_ALIGN;
+	if (kind == OP_ATTENTION_ROW)
+		return record_row(pool, c, p, n_vecs, ret_err);
+	if (kind == OP_ATTENTION_SPLIT)
+		return record_split(pool, c, p, n_vecs, false, ret_err);
+	if (!p->spans || !find_tile(op_pool_get_info(pool), p, &tile) || tile.kind != kind)
+		return err_set(ret_err, ENOTSUP,
+			"attention: tiles: not with heads of %u on this device, or no spans",
+			p->head_dim);
+	r = record_split(pool, c, p, n_vecs, true, ret_err);
+	return r ? r : record_tiles(pool, c, p, &tile, ret_err);
 }

@@ -33,10 +33,10 @@ int must_check op_pool_new(struct vk_device *d, struct err *ret_err, struct op_p
 /* No submitted work may use its pipelines any more. Accepts NULL; returns NULL. */
 struct op_pool *op_pool_free(struct op_pool *pool);
 
-uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
-
-/* What is known of the device. Borrowed. */
+/* Of the device. Borrowed. */
 const struct vk_device_info *op_pool_get_info(const struct op_pool *pool);
+
+uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
 
 /* What a workgroup may have of shared memory. */
 uint32_t op_pool_get_shared_bytes(const struct op_pool *pool);

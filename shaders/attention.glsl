@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SHADERS_ATTENTION_GLSL
+#define SHADERS_ATTENTION_GLSL
+
+/*
+ * What the kernels for attention share: their push constants, numbers out of 16 bytes of a key or
+ * value, and how keys are cut into parts.
+ */
+#include "kv.glsl"
+
+layout(constant_id = ABI_ATTENTION_SPEC_FLAGS) const uint FLAGS = 0;
+const bool HAS_CAP = (FLAGS & ABI_ATTENTION_FLAG_CAP) != 0;
+const bool HAS_SINKS = (FLAGS & ABI_ATTENTION_FLAG_SINKS) != 0;
+const bool HAS_LIST = (FLAGS & ABI_ATTENTION_FLAG_LIST) != 0;
+
+layout(push_constant, std430) uniform Push
+{
+	abi_attention push;
+};
+
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Spans
+{
+	uint n;
+	uint pad[3];
+	abi_span at[];
+};
+
+const int VEC = int(KV_VEC);
+const float LOWEST = -3.4e38; /* below any score */
+const float LOG2_E = 1.44269504088896341;
+
+/* Numbers of 16 bytes, without their scale. */
+void unpack_vec(uvec4 raw, out float v[VEC])
+{
+#if defined(KV_Q8_0)
+	[[unroll]] for (int e = 0; e < VEC; e++) v[e] = byte_float(raw[e / 4], e % 4);
+#else
+	[[unroll]] for (int e = 0; e < VEC; e += 2)
+	{
+		vec2 pair = unpackHalf2x16(raw[e / 2]);
+		v[e] = pair.x;
+		v[e + 1] = pair.y;
+	}
+#endif
+}
+
+/* The scale of number e of a row. */
+float scale_of(Halves scales, uint row, uint e, uint dim)
+{
+#if defined(KV_Q8_0)
+	return unpackHalf2x16(uint(scales.at[row * kv_scales(dim) + e / KV_BLOCK])).x;
+#else
+	return 1.0;
+#endif
+}
+
+float capped(float score)
+{
+	return HAS_CAP ? push.cap * tanh(score / push.cap) : score;
+}
+
+/* The first key that a row at the position sees. */
+uint first_key(uint position)
+{
+	return push.window > 0 && position >= push.window ? position + 1 - push.window : 0;
+}
+
+uvec2 page_at(uint slot, uint page)
+{
+	return Pairs(push.table).at[slot * push.n_slot_pages + page];
+}
+
+uvec2 keys_of(uvec2 page, uint dim)
+{
+	return kv_part_at(page, 2 * push.layer, push.n_head_kv, dim);
+}
+
+uvec2 values_of(uvec2 page, uint dim)
+{
+	return kv_part_at(page, 2 * push.layer + 1, push.n_head_kv, dim);
+}
+
+/*
+ * Workgroup x of the grid is one part of one of n_units rows or tiles, the last unit first: in a
+ * prompt that has most keys. The more units, the fewer parts of each. y is a block of heads.
+ */
+struct place {
+	uint unit; /* n_units or more: there is nothing to do */
+	uint part;
+	uint n_most; /* parts of a unit */
+};
+
+place find_place(uint n_units, uint n_slots)
+{
+	uint n_most = clamp(n_slots / max(n_units * gl_NumWorkGroups.y, 1), 1, push.n_parts);
+	uint unit = gl_WorkGroupID.x / n_most;
+
+	return place(
+		unit < n_units ? n_units - 1 - unit : n_units, gl_WorkGroupID.x % n_most, n_most);
+}
+
+/* The number of a place's sums: counters and slots have it. */
+uint unit_block(place at)
+{
+	return at.unit * gl_NumWorkGroups.y + gl_WorkGroupID.y;
+}
+
+uint slot_of(place at, uint part)
+{
+	return unit_block(at) * at.n_most + part;
+}
+
+/* Pages [first, end) of a place's part; none where the keys have no so many parts. */
+struct pages {
+	uint first;
+	uint end;
+	uint n_parts;
+};
+
+/* Cuts the pages of the keys from `first` to `last`. */
+pages cut(place at, uint first, uint last)
+{
+	uint page = first / ABI_KV_PAGE_TOKENS;
+	uint n_pages = last / ABI_KV_PAGE_TOKENS + 1 - page;
+	uint n = clamp(n_pages * ABI_KV_PAGE_TOKENS / push.part_keys, 1, at.n_most);
+	uint n_part = (n_pages + n - 1) / n;
+
+	return pages(page + min(at.part * n_part, n_pages),
+		page + min((at.part + 1) * n_part, n_pages), (n_pages + n_part - 1) / n_part);
+}
+
+/*
+ * Partial sums: of each slot and query its highest score (in powers of 2) and the sum of weights,
+ * then of each slot the sums [queries][head_dim] f32.
+ */
+layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer Partials
+{
+	vec2 at[];
+};
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counters
+{
+	uint at[];
+};
+
+shared bool is_last;
+
+/*
+ * All invocations: the slot's sums are written. True in all of them when those of all n parts are,
+ * which is so in one workgroup; the counter is 0 again then.
+ */
+bool is_last_part(uint counter, uint n)
+{
+	memoryBarrierBuffer();
+	barrier();
+	if (gl_LocalInvocationIndex == 0) {
+		Counters counters = Counters(push.counters);
+		is_last = atomicAdd(counters.at[counter], 1) == n - 1;
+		if (is_last)
+			atomicExchange(counters.at[counter], 0);
+	}
+	barrier();
+	memoryBarrierBuffer();
+	return is_last;
+}
+
+#endif
