@@ -27,6 +27,7 @@
 
 /* Rows of a group: all of one expert, multiplied together. */
 #define ABI_GROUP_ROWS 4
+#define ABI_MATRIX_GROUP_ROWS 64 /* on matrices */
 
 /* constant_id: every kernel has the first two. */
 #define ABI_SPEC_LOCAL_SIZE 0 /* invocations of a workgroup: a multiple of the subgroup size */
@@ -105,6 +106,7 @@
 #define ABI_MATRIX_SPEC_BUFFERS (ABI_SPEC_KERNEL + 8)  /* of steps in shared memory: 1 or 2 */
 #define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)   /* ABI_TILE_FINISH_* but MIX */
 #define ABI_MATRIX_SPEC_PARTIAL (ABI_SPEC_KERNEL + 10) /* 1: sums of runs of k, unfinished */
+#define ABI_MATRIX_SPEC_RAGGED (ABI_SPEC_KERNEL + 11)  /* 1: tiles may have few rows of x */
 
 #define ABI_MATRIX_SUM_SPEC_FINISH (ABI_SPEC_KERNEL + 0)
 
@@ -203,13 +205,13 @@ struct abi_matrix_sum {
 };
 
 struct abi_stage {
-	ABI_ADDRESS x;    /* [m][k] f32, or what want chooses from */
-	ABI_ADDRESS y;    /* [m][y_stride] f16 */
+	ABI_ADDRESS x;    /* [m n_share][k] f32, or what want chooses from */
+	ABI_ADDRESS y;    /* [m n_share][k] f16 */
 	ABI_ADDRESS gain; /* [k] f32 with NORM */
-	ABI_ADDRESS want; /* [m] u32 with GATHER */
+	ABI_ADDRESS want; /* [m n_share] u32 with GATHER */
 	ABI_ADDRESS m;    /* u32: rows of this step */
-	ABI_U32 k;
-	ABI_U32 y_stride; /* f16s, a multiple of 8 */
+	ABI_U32 n_share;  /* rows of x for each of *m */
+	ABI_U32 k;        /* a multiple of 8 */
 	ABI_F32 eps;
 	ABI_U32 pad;
 };
@@ -317,6 +319,7 @@ struct abi_group_push {
 	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
 	ABI_ADDRESS pairs;  /* [m * n_used] u32: row * n_used + rank, sorted by expert */
 	ABI_ADDRESS groups; /* [m * n_used / ABI_GROUP_ROWS + n_expert] struct abi_group */
+	ABI_ADDRESS wide;   /* as groups, of ABI_MATRIX_GROUP_ROWS; 0: not wanted */
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
@@ -340,6 +343,21 @@ struct abi_experts {
 	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
 	ABI_F32 eps;
 	ABI_U32 pad;
+};
+
+struct abi_matrix_experts {
+	ABI_ADDRESS w[2];   /* [n_expert] u64 each: where an expert's [n][k] begins */
+	ABI_ADDRESS x;      /* [m * n_used / x_share][k] f16 */
+	ABI_ADDRESS y;      /* [m * n_used][n] f32 */
+	ABI_ADDRESS pairs;  /* see abi_group_push */
+	ABI_ADDRESS groups; /* its wide ones */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_U32 n;
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
 };
 
 struct abi_mix {

@@ -2,7 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pairs (row, rank of an expert it takes) sorted by expert, and cut into groups of up to
- * ABI_GROUP_ROWS of one expert: a counting sort in which each expert counts for itself.
+ * ABI_GROUP_ROWS of one expert, and of ABI_MATRIX_GROUP_ROWS too where `wide` has a place for them: a
+ * counting sort in which each expert counts for itself.
  *
  * Shapes: choice [m][n_used] struct abi_choice, pairs [n] u32, n = m n_used, groups
  * [n / ABI_GROUP_ROWS + n_expert] struct abi_group.
@@ -43,15 +44,15 @@ uint sum_lanes_before(uint v)
 	return sum - v;
 }
 
-void put_groups(uint expert, uint first, uint count)
+void put_groups(uvec2 groups, uint n_rows, uint expert, uint first, uint count)
 {
-	uint slot = first / ABI_GROUP_ROWS + expert;
-	uint end = (first + count) / ABI_GROUP_ROWS + expert + 1;
+	uint slot = first / n_rows + expert;
+	uint end = (first + count) / n_rows + expert + 1;
 
 	for (uint i = lane(); slot + i < end; i += SUBGROUP) {
-		uint at = min(i * ABI_GROUP_ROWS, count);
-		Groups(push.groups).at[slot + i] =
-			abi_group(expert, first + at, min(count - at, ABI_GROUP_ROWS));
+		uint at = min(i * n_rows, count);
+		Groups(groups).at[slot + i] =
+			abi_group(expert, first + at, min(count - at, n_rows));
 	}
 }
 
@@ -74,7 +75,9 @@ void main()
 	uint first = sum_lanes(n_before);
 	uint count = sum_lanes(n_own);
 	uint at = first + sum_lanes_before(n_own);
-	put_groups(expert, first, count);
+	put_groups(push.groups, ABI_GROUP_ROWS, expert, first, count);
+	if (push.wide != uvec2(0))
+		put_groups(push.wide, ABI_MATRIX_GROUP_ROWS, expert, first, count);
 	if (count == 0)
 		return;
 	for (uint i0 = lane(); i0 < n; i0 += STEP * SUBGROUP) {

@@ -4,8 +4,8 @@
  * y[i] = x[i] as f16, what is beyond its range as its largest; with NORM
  * x[i] gain / sqrt(mean(x[i]^2) + eps); with GATHER of x[want[i]]. For matrix.comp.
  *
- * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m][y_stride] f16, zeros behind k.
- * Grid: x: a workgroup for each of m. Bindings: none; addresses in struct abi_stage.
+ * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m n_share][k] f16.
+ * Grid: x: a workgroup for each row of y. Bindings: none; addresses in struct abi_stage.
  */
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 
@@ -64,19 +64,16 @@ void main()
 	uint i = gl_WorkGroupID.x;
 	float scale = 1.0;
 
-	if (i >= Words(push.m).at[0])
+	if (i >= Words(push.m).at[0] * push.n_share)
 		return;
 	uvec2 x = address_at(push.x, GATHER != 0 ? Words(push.want).at[i] : i, 4 * push.k);
-	uvec2 y = address_at(push.y, i, 2 * push.y_stride);
+	uvec2 y = address_at(push.y, i, 2 * push.k);
 	if (NORM != 0)
 		scale = norm_scale(sum_squares(x), push.k, push.eps);
-	for (uint q = gl_LocalInvocationID.x; q < push.y_stride / 4; q += LOCAL_SIZE) {
-		vec4 v = vec4(0.0);
-		if (q < push.k / 4) {
-			v = Vecs(x).at[q];
-			if (NORM != 0)
-				v *= scale * Vecs(push.gain).at[q];
-		}
+	for (uint q = gl_LocalInvocationID.x; q < push.k / 4; q += LOCAL_SIZE) {
+		vec4 v = Vecs(x).at[q];
+		if (NORM != 0)
+			v *= scale * Vecs(push.gain).at[q];
 		PairsOut(y).at[q] = uvec2(pack(v.x, v.y), pack(v.z, v.w));
 	}
 }

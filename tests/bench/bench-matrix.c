@@ -18,6 +18,7 @@
 #include "tests/vulkan/matrix-sample.h"
 #include "tests/vulkan/on-device.h"
 #include "workerd/ops/matmul.h"
+#include "workerd/ops/matrix-tile.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/pool.h"
 

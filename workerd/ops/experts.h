@@ -42,7 +42,11 @@ struct op_experts_params {
 	uint64_t choice;                       /* of [m][n_used] struct abi_choice */
 	uint64_t pairs;                        /* of [m * n_used] u32, for many rows */
 	uint64_t groups;                       /* see op_group_count_slots, for many rows */
-	uint64_t m;                            /* of u32: rows of the step */
+	uint64_t wide;                         /* see op_group_count_wide; 0: there are none */
+	uint64_t staging; /* for x in another form, theirs until the next op; 0: there is none */
+	uint64_t n_staging_bytes;
+	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
+	uint64_t m;    /* of u32: rows of the step */
 	uint32_t n_used;
 	bool is_routed;  /* choice has been made, for few rows too */
 	bool is_far;     /* most of w is on the other side of a bus: the same bits, other loads */

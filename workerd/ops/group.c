@@ -15,6 +15,11 @@ uint32_t op_group_count_slots(uint32_t n_rows, uint32_t n_expert, uint32_t n_use
 	return n_rows * n_used / ABI_GROUP_ROWS + n_expert;
 }
 
+uint32_t op_group_count_wide(uint32_t n_rows, uint32_t n_expert, uint32_t n_used)
+{
+	return n_rows * n_used / ABI_MATRIX_GROUP_ROWS + n_expert;
+}
+
 int op_group_record(struct op_pool *pool, struct vk_command *c, const struct op_group_params *p,
 	struct err *ret_err)
 {
@@ -22,6 +27,7 @@ int op_group_record(struct op_pool *pool, struct vk_command *c, const struct op_
 	struct abi_group_push push = {.choice = p->choice,
 		.pairs = p->pairs,
 		.groups = p->groups,
+		.wide = p->wide,
 		.m = p->m,
 		.n_expert = p->n_expert,
 		.n_used = p->n_used};

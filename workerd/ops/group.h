@@ -15,6 +15,7 @@ struct op_group_params {
 	uint64_t choice; /* device address of [m][n_used] struct abi_choice */
 	uint64_t pairs;  /* of [m * n_used] u32 */
 	uint64_t groups; /* of [op_group_count_slots] struct abi_group */
+	uint64_t wide;   /* of [op_group_count_wide], for kernels on matrices; 0: not wanted */
 	uint64_t m;      /* of u32: rows of the step */
 	uint32_t n_expert;
 	uint32_t n_used;
@@ -23,6 +24,9 @@ struct op_group_params {
 
 /* Slots of groups that n_rows rows need; some of them are left empty. */
 uint32_t op_group_count_slots(uint32_t n_rows, uint32_t n_expert, uint32_t n_used);
+
+/* The same of those of ABI_MATRIX_GROUP_ROWS. */
+uint32_t op_group_count_wide(uint32_t n_rows, uint32_t n_expert, uint32_t n_used);
 
 /* Records it. -EINVAL for numbers that do not fit. Engine thread. */
 int must_check op_group_record(struct op_pool *pool, struct vk_command *c,

@@ -16,18 +16,9 @@
 
 struct err;
 struct op_matmul_params;
+struct op_matrix_tile;
 struct op_pool;
 struct vk_command;
-
-/* How a matrix product is cut. See shaders/matrix.comp. */
-struct op_matrix_tile {
-	uint16_t bn, bm;    /* rows of W and of x of a workgroup */
-	uint16_t bk;        /* 32 or 64 of k a step */
-	uint16_t sn, sm;    /* rows of W and of x of a subgroup */
-	uint16_t n;         /* of the device's matrices that it has along n; 0: the first listed */
-	uint16_t n_buffers; /* of a step in shared memory: 1 or 2 */
-	uint16_t n_splits;  /* runs of k that are summed apart; 0: as many as fill the device */
-};
 
 /*
  * Is there a kernel for all of it on this device, and room in staging? False too where rows must be
@@ -37,7 +28,7 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 
 /*
  * Bytes of staging that rows of k and outputs of all matrices of one op, n wide, want: x as f16 and
- * sums of runs of k. With less, down to n_rows * (k + 63) / 64 * 128, k is not cut into runs.
+ * sums of runs of k. With less, down to 2 * n_rows * k, k is cut into fewer runs or none.
  */
 uint64_t op_matrix_staging_bytes(uint32_t n_rows, uint64_t k, uint64_t n);
 

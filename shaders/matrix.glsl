@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SHADERS_MATRIX_GLSL
+#define SHADERS_MATRIX_GLSL
+
+/*
+ * A tile of a matrix product on the device's matrices of f16 into f32: a workgroup has BN rows of W
+ * by BM rows of x, a subgroup of it SN by SM in its accumulators. A step of BK of both is decoded
+ * into shared memory, while the words of the next one are on their way; with two buffers a step
+ * costs one barrier instead of two. The order of a sum depends on k and BK alone.
+ *
+ * The kernel says which rows they are, w_row() and x_row(), and takes the sums in store_output().
+ * With SWIGLU half of each subgroup's rows of W are of the gate, half of the up matrix, in the same
+ * order. Rows of x from n_live on are not stored; with RAGGED they are not multiplied either, as far
+ * as whole matrices have none before. Included behind matrix-dtype.glsl.
+ */
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+
+layout(constant_id = ABI_MATRIX_SPEC_BN) const int BN = 32;
+layout(constant_id = ABI_MATRIX_SPEC_BM) const int BM = 32;
+layout(constant_id = ABI_MATRIX_SPEC_BK) const int BK = 32;
+layout(constant_id = ABI_MATRIX_SPEC_SN) const int SN = 32;
+layout(constant_id = ABI_MATRIX_SPEC_SM) const int SM = 32;
+layout(constant_id = ABI_MATRIX_SPEC_N) const int MAT_N = 16;
+layout(constant_id = ABI_MATRIX_SPEC_M) const int MAT_M = 16;
+layout(constant_id = ABI_MATRIX_SPEC_K) const int MAT_K = 16;
+layout(constant_id = ABI_MATRIX_SPEC_BUFFERS) const int N_BUFFERS = 1;
+layout(constant_id = ABI_MATRIX_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
+layout(constant_id = ABI_MATRIX_SPEC_PARTIAL) const uint PARTIAL = 0;
+layout(constant_id = ABI_MATRIX_SPEC_RAGGED) const uint RAGGED = 0;
+
+const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
+const int BN_OUT = IS_SWIGLU ? BN / 2 : BN; /* rows of one matrix in a tile */
+const int SN_OUT = IS_SWIGLU ? SN / 2 : SN;
+const bool IS_FOLDED = IS_SWIGLU && PARTIAL == 0; /* gate and up become one output */
+const int N_I = SM / MAT_M; /* accumulators of a subgroup */
+const int N_J = SN / MAT_N;
+const uint N_SUBGROUPS = uint((BN / SN) * (BM / SM));
+const int N_THREADS = int(LOCAL_SIZE);
+
+/*
+ * Shared memory in quads of eight f16. One quad behind each row: rows that begin an odd number of
+ * quads apart are read and written by eight lanes at once without meeting in a bank.
+ */
+const int ROW = BK / 8 + 1;
+const int W_SIZE = BN * ROW;
+const int BUFFER = (BN + BM) * ROW;
+/* The results of a subgroup, MAT_M rows at a time, take the same memory when all is summed. */
+const int OUT_ROW = SN / 4 + 2;
+const int OUT_SIZE = MAT_M * OUT_ROW;
+const int N_INPUT = N_BUFFERS * BUFFER;
+const int N_OUTPUT = int(N_SUBGROUPS) * OUT_SIZE;
+shared uvec4 stage[N_INPUT > N_OUTPUT ? N_INPUT : N_OUTPUT];
+
+/* An invocation's share of a step. */
+const int W_UNITS = BK / W_ELEMENTS; /* of a row */
+const int N_W = (BN * W_UNITS + N_THREADS - 1) / N_THREADS;
+const int X_UNITS = BK / 8;
+const int N_X = (BM * X_UNITS + N_THREADS - 1) / N_THREADS;
+/* Short rows: eight lanes take eight rows, or they would meet in banks. */
+const bool IS_BY_ROWS = BK < 64;
+
+uvec2 w_rows[N_W];
+uint w_raw[N_W][W_RAW];
+uint x_at[N_X];
+uvec4 x_raw[N_X];
+coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[N_I][N_J];
+
+/* The kernel's: the address of row j of a matrix (0, or 1: SWIGLU's up) of the tile. */
+uvec2 w_row(uint matrix, uint j);
+
+/* The kernel's: which row of x is row i of the tile; something to read from n_live on too. */
+uint x_row(uint i);
+
+/*
+ * The kernel's: v is of row i of the tile, i < n_live, and row j of the matrix; SWIGLU's finished
+ * but with PARTIAL. j may be behind the matrix's last.
+ */
+void store_output(uint i, uint matrix, uint j, float v);
+
+/* Unit i of the invocation's share: its row in the tile and its place in the row. */
+uvec2 place(int i, int n_units)
+{
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+
+	if (IS_BY_ROWS)
+		return uvec2(at % 8 + at / (8 * n_units) * 8, at / 8 % n_units);
+	return uvec2(at / n_units, at % n_units);
+}
+
+bool has_w(int i)
+{
+	return (BN * W_UNITS) % N_THREADS == 0 ||
+	       gl_LocalInvocationID.x + i * N_THREADS < BN * W_UNITS;
+}
+
+bool has_x(int i)
+{
+	return (BM * X_UNITS) % N_THREADS == 0 ||
+	       gl_LocalInvocationID.x + i * N_THREADS < BM * X_UNITS;
+}
+
+/* x_stride: f16s, a multiple of 8. */
+void start_tile(uint x_stride)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++) {
+		uint r = place(i, W_UNITS).x;
+		if (has_w(i) && IS_SWIGLU)
+			w_rows[i] = w_row(r % SN / SN_OUT, r / SN * SN_OUT + r % SN_OUT);
+		else if (has_w(i))
+			w_rows[i] = w_row(0, r);
+	}
+	[[unroll]] for (int i = 0; i < N_X; i++) {
+		uvec2 at = place(i, X_UNITS);
+		if (has_x(i))
+			x_at[i] = x_row(at.x) * (x_stride / 8) + at.y;
+	}
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			sums[i][j] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N,
+				gl_MatrixUseAccumulator>(0.0);
+}
+
+/* Asks for step s. */
+void load_step(uvec2 x, uint s)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++)
+		if (has_w(i))
+			w_load(w_rows[i], s * W_UNITS + place(i, W_UNITS).y, w_raw[i]);
+	[[unroll]] for (int i = 0; i < N_X; i++)
+		if (has_x(i))
+			x_raw[i] = Quads(x).at[x_at[i] + s * X_UNITS];
+}
+
+/* Puts step s, which is loaded, where all can read it. */
+void store_step(uint s, uint buffer_at)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++) {
+		uvec2 at = place(i, W_UNITS);
+		uvec4 quads[W_QUADS];
+		if (!has_w(i))
+			continue;
+		w_decode(w_rows[i], s * W_UNITS + at.y, w_raw[i], quads);
+		[[unroll]] for (int q = 0; q < W_QUADS; q++)
+			stage[buffer_at + at.x * ROW + at.y * W_QUADS + q] = quads[q];
+	}
+	[[unroll]] for (int i = 0; i < N_X; i++) {
+		uvec2 at = place(i, X_UNITS);
+		if (has_x(i))
+			stage[buffer_at + W_SIZE + at.x * ROW + at.y] = x_raw[i];
+	}
+}
+
+/* The subgroup's first row of W and of x in the tile. */
+uint first_n()
+{
+	return gl_SubgroupID % (BN / SN) * SN;
+}
+
+uint first_m()
+{
+	return gl_SubgroupID / (BN / SN) * SM;
+}
+
+void multiply_step(uint buffer_at, uint n_live)
+{
+	uint w_at = buffer_at + first_n() * ROW;
+	uint x_at = buffer_at + W_SIZE + first_m() * ROW;
+
+	[[unroll]] for (int k = 0; k < BK / MAT_K; k++) {
+		coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> w[N_J];
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			coopMatLoad(w[j], stage, w_at + j * MAT_N * ROW + k * MAT_K / 8, ROW,
+				gl_CooperativeMatrixLayoutColumnMajor);
+		[[unroll]] for (int i = 0; i < N_I; i++) {
+			coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> x;
+			if (RAGGED != 0 && first_m() + i * MAT_M >= n_live)
+				continue;
+			coopMatLoad(x, stage, x_at + i * MAT_M * ROW + k * MAT_K / 8, ROW,
+				gl_CooperativeMatrixLayoutRowMajor);
+			[[unroll]] for (int j = 0; j < N_J; j++)
+				sums[i][j] = coopMatMulAdd(x, w[j], sums[i][j]);
+		}
+	}
+}
+
+/* All steps of [first, end); x: the address of row 0. */
+void sum_steps(uvec2 x, uint first, uint end, uint n_live)
+{
+	load_step(x, first);
+	for (uint s = first; s < end; s++) {
+		uint buffer_at = N_BUFFERS == 2 ? (s & 1) * BUFFER : 0;
+		if (N_BUFFERS == 1)
+			barrier();
+		store_step(s, buffer_at);
+		if (s + 1 < end)
+			load_step(x, s + 1);
+		barrier();
+		multiply_step(buffer_at, n_live);
+	}
+}
+
+float staged_output(uint at)
+{
+	return uintBitsToFloat(stage[at / 4][at % 4]);
+}
+
+/* MAT_M rows of the subgroup's sums, from row i0 of the tile, at quad `at` of the shared memory. */
+void store_rows(uint i0, uint n_live, uint at)
+{
+	const int n_columns = IS_FOLDED ? SN_OUT : SN;
+	uint j0 = first_n() / SN * SN_OUT;
+
+	[[unroll]] for (int e0 = 0; e0 < MAT_M * n_columns; e0 += int(SUBGROUP)) {
+		uint e = e0 + lane();
+		uint i = e / n_columns, c = e % n_columns;
+		uint from = 4 * (at + i * OUT_ROW) + c;
+		if (e >= MAT_M * n_columns || i0 + i >= n_live)
+			continue;
+		float v = staged_output(from);
+		if (IS_FOLDED)
+			v = silu(v) * staged_output(from + SN_OUT);
+		store_output(i0 + i, c / SN_OUT, j0 + c % SN_OUT, v);
+	}
+}
+
+void store_tile(uint n_live)
+{
+	uint at = gl_SubgroupID * OUT_SIZE;
+
+	barrier(); /* the last step's inputs are no longer read */
+	[[unroll]] for (int i = 0; i < N_I; i++) {
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			coopMatStore(sums[i][j], stage, at + j * MAT_N / 4, OUT_ROW,
+				gl_CooperativeMatrixLayoutRowMajor);
+		subgroupBarrier();
+		store_rows(first_m() + i * MAT_M, n_live, at);
+		subgroupBarrier();
+	}
+}
+
+#endif

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/ops/matrix-tile.h"
+
+#include <stddef.h>
+
+#include "proto/dtype.h"
+#include "proto/manifest.h"
+#include "shaders/abi.h"
+#include "vk/device.h"
+#include "workerd/weights.h"
+
+enum {
+	/* Kernels count elements and bytes of a row in 32 bits. */
+	MAX_EDGE = 1 << 28,
+	/* Vulkan promises fewer; a device that has matrices and no such workgroups says so itself,
+	 * when the pipeline is made. */
+	MAX_INVOCATIONS = 1024,
+};
+
+static const struct {
+	uint32_t dtype;
+	enum kernels_id ids[2]; /* of experts the second */
+} kernels[] = {
+#define ROW(name)                                                            \
+	{                                                                    \
+		DTYPE_##name,                                                \
+		{                                                            \
+			KERNELS_MATRIX_##name, KERNELS_MATRIX_EXPERTS_##name \
+		}                                                            \
+	}
+	ROW(F32),
+	ROW(F16),
+	ROW(BF16),
+	ROW(Q8_0),
+	ROW(Q4_0),
+	ROW(Q4_K),
+	ROW(Q6_K),
+	ROW(TQ2_0),
+	ROW(Q2_0),
+	ROW(Q1_0),
+#undef ROW
+};
+
+/* The device's matrices that the tile wants, or the first listed. */
+static const struct vk_device_matrix *find_matrix(
+	const struct vk_device_info *info, const struct op_matrix_tile *t)
+{
+	for (uint32_t i = 0; i < info->n_matrices; i++)
+		if (!t->n || info->matrices[i].n == t->n)
+			return &info->matrices[i];
+	return NULL;
+}
+
+bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile *t, uint64_t k,
+	struct op_pool_kernel *ret_kernel)
+{
+	const struct vk_device_info *info = op_pool_get_info(pool);
+	const struct vk_device_matrix *matrix = find_matrix(info, t);
+
+	if (!matrix || !t->sn || !t->sm || !t->bk || t->bn % t->sn || t->bm % t->sm ||
+		t->sn % matrix->n || t->sm % matrix->m || t->bk % matrix->k || t->bk % 32 ||
+		t->sn % 8 || t->bm % 8 || t->n_buffers < 1 || t->n_buffers > 2 || k % t->bk)
+		return false;
+	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
+	/* The two uses of the shared memory of shaders/matrix.glsl. */
+	uint64_t n_input = 16ull * t->n_buffers * (t->bn + t->bm) * (t->bk / 8 + 1);
+	uint64_t n_output = 16ull * n_subgroups * matrix->m * (t->sn / 4 + 2);
+	if (n_input > info->max_shared_bytes || n_output > info->max_shared_bytes ||
+		n_subgroups * info->subgroup_size > MAX_INVOCATIONS)
+		return false;
+	ret_kernel->n_subgroups = n_subgroups;
+	ret_kernel->n_spec = ABI_MATRIX_SPEC_RAGGED + 1 - ABI_SPEC_KERNEL;
+	ret_kernel->spec[ABI_MATRIX_SPEC_BN - ABI_SPEC_KERNEL] = t->bn;
+	ret_kernel->spec[ABI_MATRIX_SPEC_BM - ABI_SPEC_KERNEL] = t->bm;
+	ret_kernel->spec[ABI_MATRIX_SPEC_BK - ABI_SPEC_KERNEL] = t->bk;
+	ret_kernel->spec[ABI_MATRIX_SPEC_SN - ABI_SPEC_KERNEL] = t->sn;
+	ret_kernel->spec[ABI_MATRIX_SPEC_SM - ABI_SPEC_KERNEL] = t->sm;
+	ret_kernel->spec[ABI_MATRIX_SPEC_N - ABI_SPEC_KERNEL] = matrix->n;
+	ret_kernel->spec[ABI_MATRIX_SPEC_M - ABI_SPEC_KERNEL] = matrix->m;
+	ret_kernel->spec[ABI_MATRIX_SPEC_K - ABI_SPEC_KERNEL] = matrix->k;
+	ret_kernel->spec[ABI_MATRIX_SPEC_BUFFERS - ABI_SPEC_KERNEL] = t->n_buffers;
+	ret_kernel->spec[ABI_MATRIX_SPEC_RAGGED - ABI_SPEC_KERNEL] = t->is_ragged;
+	return true;
+}
+
+bool op_matrix_tile_find_kernel(
+	const struct weights_tensor *w, bool is_experts, enum kernels_id *ret_id)
+{
+	const struct dtype *dtype = dtype_find(w->dtype);
+	uint64_t k = w->ne[0], n = w->ne[1];
+	size_t i = 0;
+
+	while (i < ARRAY_SIZE(kernels) && kernels[i].dtype != w->dtype)
+		i++;
+	if (i == ARRAY_SIZE(kernels) || !kernels_has(kernels[i].ids[is_experts]) || !dtype)
+		return false;
+	/* Whole blocks, in words that the kernels load together. */
+	if (w->layout != MANIFEST_LAYOUT_RAW || k == 0 || k >= MAX_EDGE || k % 32 ||
+		k % dtype->n_block || n == 0 || n >= MAX_EDGE || w->ne[2] == 0 ||
+		w->ne[2] > (is_experts ? ABI_MAX_EXPERTS : 1) || w->ne[3] != 1)
+		return false;
+	uint64_t n_bytes = n * (k / dtype->n_block * dtype->n_bytes);
+	if (w->address % 16 || w->n_bytes != n_bytes * w->ne[2] || (w->ne[2] > 1 && n_bytes % 16))
+		return false;
+	*ret_id = kernels[i].ids[is_experts];
+	return true;
+}
