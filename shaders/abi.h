@@ -107,6 +107,7 @@
 #define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)   /* ABI_TILE_FINISH_* but MIX */
 #define ABI_MATRIX_SPEC_PARTIAL (ABI_SPEC_KERNEL + 10) /* 1: sums of runs of k, unfinished */
 #define ABI_MATRIX_SPEC_RAGGED (ABI_SPEC_KERNEL + 11)  /* 1: tiles may have few rows of x */
+#define ABI_MATRIX_SPEC_DIRECT (ABI_SPEC_KERNEL + 12)  /* 1: x is not put into shared memory */
 
 #define ABI_MATRIX_SUM_SPEC_FINISH (ABI_SPEC_KERNEL + 0)
 
@@ -202,6 +203,15 @@ struct abi_matrix_sum {
 	ABI_U32 n_split_bytes;
 	ABI_U32 width; /* floats; with SWIGLU twice that of y */
 	ABI_U32 y_stride;
+};
+
+struct abi_matrix_decode {
+	ABI_ADDRESS w; /* [n][k] in a block format */
+	ABI_ADDRESS y; /* [n][k] f16 */
+	ABI_U32 n;
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 pad;
 };
 
 struct abi_stage {

@@ -71,6 +71,6 @@ void main()
 	if (group.n == 0)
 		return;
 	start_tile(push.k);
-	sum_steps(push.x, 0, push.k / BK, group.n);
+	sum_steps(push.x, push.k, 0, push.k / BK, group.n);
 	store_tile(group.n);
 }

@@ -92,6 +92,6 @@ void main()
 	if (PARTIAL != 0)
 		y = address_at(y, split, push.n_split_bytes);
 	start_tile(push.x_stride);
-	sum_steps(push.x, first, min(first + push.n_split_steps, push.k / BK), n_m - i0);
+	sum_steps(push.x, push.x_stride, first, min(first + push.n_split_steps, push.k / BK), n_m - i0);
 	store_tile(n_m - i0);
 }

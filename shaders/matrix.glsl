@@ -11,7 +11,8 @@
  * The kernel says which rows they are, w_row() and x_row(), and takes the sums in store_output().
  * With SWIGLU half of each subgroup's rows of W are of the gate, half of the up matrix, in the same
  * order. Rows of x from n_live on are not stored; with RAGGED they are not multiplied either, as far
- * as whole matrices have none before. Included behind matrix-dtype.glsl.
+ * as whole matrices have none before. With DIRECT subgroups load x themselves, from rows that follow
+ * x_row(0) and can be read up to BM. Included behind matrix-dtype.glsl.
  */
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -29,6 +30,8 @@ layout(constant_id = ABI_MATRIX_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH
 layout(constant_id = ABI_MATRIX_SPEC_PARTIAL) const uint PARTIAL = 0;
 layout(constant_id = ABI_MATRIX_SPEC_RAGGED) const uint RAGGED = 0;
 
+layout(constant_id = ABI_MATRIX_SPEC_DIRECT) const uint DIRECT = 0;
+
 const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
 const int BN_OUT = IS_SWIGLU ? BN / 2 : BN; /* rows of one matrix in a tile */
 const int SN_OUT = IS_SWIGLU ? SN / 2 : SN;
@@ -44,7 +47,7 @@ const int N_THREADS = int(LOCAL_SIZE);
  */
 const int ROW = BK / 8 + 1;
 const int W_SIZE = BN * ROW;
-const int BUFFER = (BN + BM) * ROW;
+const int BUFFER = (BN + (DIRECT != 0 ? 0 : BM)) * ROW;
 /* The results of a subgroup, MAT_M rows at a time, take the same memory when all is summed. */
 const int OUT_ROW = SN / 4 + 2;
 const int OUT_SIZE = MAT_M * OUT_ROW;
@@ -56,7 +59,7 @@ shared uvec4 stage[N_INPUT > N_OUTPUT ? N_INPUT : N_OUTPUT];
 const int W_UNITS = BK / W_ELEMENTS; /* of a row */
 const int N_W = (BN * W_UNITS + N_THREADS - 1) / N_THREADS;
 const int X_UNITS = BK / 8;
-const int N_X = (BM * X_UNITS + N_THREADS - 1) / N_THREADS;
+const int N_X = DIRECT != 0 ? 1 : (BM * X_UNITS + N_THREADS - 1) / N_THREADS;
 /* Short rows: eight lanes take eight rows, or they would meet in banks. */
 const bool IS_BY_ROWS = BK < 64;
 
@@ -96,8 +99,19 @@ bool has_w(int i)
 
 bool has_x(int i)
 {
-	return (BM * X_UNITS) % N_THREADS == 0 ||
-	       gl_LocalInvocationID.x + i * N_THREADS < BM * X_UNITS;
+	return DIRECT == 0 && ((BM * X_UNITS) % N_THREADS == 0 ||
+				      gl_LocalInvocationID.x + i * N_THREADS < BM * X_UNITS);
+}
+
+/* The subgroup's first row of W and of x in the tile. */
+uint first_n()
+{
+	return gl_SubgroupID % (BN / SN) * SN;
+}
+
+uint first_m()
+{
+	return gl_SubgroupID / (BN / SN) * SM;
 }
 
 /* x_stride: f16s, a multiple of 8. */
@@ -115,6 +129,8 @@ void start_tile(uint x_stride)
 		if (has_x(i))
 			x_at[i] = x_row(at.x) * (x_stride / 8) + at.y;
 	}
+	if (DIRECT != 0)
+		x_at[0] = (x_row(0) + first_m()) * (x_stride / 8);
 	[[unroll]] for (int i = 0; i < N_I; i++)
 		[[unroll]] for (int j = 0; j < N_J; j++)
 			sums[i][j] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N,
@@ -151,21 +167,11 @@ void store_step(uint s, uint buffer_at)
 	}
 }
 
-/* The subgroup's first row of W and of x in the tile. */
-uint first_n()
-{
-	return gl_SubgroupID % (BN / SN) * SN;
-}
-
-uint first_m()
-{
-	return gl_SubgroupID / (BN / SN) * SM;
-}
-
-void multiply_step(uint buffer_at, uint n_live)
+void multiply_step(uvec2 x_base, uint x_stride, uint s, uint buffer_at, uint n_live)
 {
 	uint w_at = buffer_at + first_n() * ROW;
-	uint x_at = buffer_at + W_SIZE + first_m() * ROW;
+	uint x_quad = buffer_at + W_SIZE + first_m() * ROW;
+	uint x_direct = x_at[0] + s * X_UNITS;
 
 	[[unroll]] for (int k = 0; k < BK / MAT_K; k++) {
 		coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> w[N_J];
@@ -176,16 +182,21 @@ void multiply_step(uint buffer_at, uint n_live)
 			coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> x;
 			if (RAGGED != 0 && first_m() + i * MAT_M >= n_live)
 				continue;
-			coopMatLoad(x, stage, x_at + i * MAT_M * ROW + k * MAT_K / 8, ROW,
-				gl_CooperativeMatrixLayoutRowMajor);
+			if (DIRECT != 0)
+				coopMatLoad(x, Quads(x_base).at,
+					x_direct + i * MAT_M * (x_stride / 8) + k * MAT_K / 8,
+					x_stride / 8, gl_CooperativeMatrixLayoutRowMajor);
+			else
+				coopMatLoad(x, stage, x_quad + i * MAT_M * ROW + k * MAT_K / 8, ROW,
+					gl_CooperativeMatrixLayoutRowMajor);
 			[[unroll]] for (int j = 0; j < N_J; j++)
 				sums[i][j] = coopMatMulAdd(x, w[j], sums[i][j]);
 		}
 	}
 }
 
-/* All steps of [first, end); x: the address of row 0. */
-void sum_steps(uvec2 x, uint first, uint end, uint n_live)
+/* All steps of [first, end); x: the address of row 0; x_stride as above. */
+void sum_steps(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
 {
 	load_step(x, first);
 	for (uint s = first; s < end; s++) {
@@ -196,7 +207,7 @@ void sum_steps(uvec2 x, uint first, uint end, uint n_live)
 		if (s + 1 < end)
 			load_step(x, s + 1);
 		barrier();
-		multiply_step(buffer_at, n_live);
+		multiply_step(x, x_stride, s, buffer_at, n_live);
 	}
 }
 

@@ -41,6 +41,7 @@ struct vk_device {
 	uint32_t max_subgroups;   /* of a workgroup with a required subgroup size */
 	bool can_require_size;    /* a compute pipeline may require info.subgroup_size */
 	bool can_require_full;    /* and full subgroups */
+	bool wants_statistics;    /* of pipelines, see vk/statistics.h */
 	uint64_t stamp_mask;      /* valid bits of a timestamp */
 
 	PFN_vkGetMemoryFdKHR get_memory_fd;

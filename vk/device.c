@@ -156,6 +156,7 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 			      info->subgroup_size >= v13.minSubgroupSize &&
 			      info->subgroup_size <= v13.maxSubgroupSize;
 	d->can_require_full = d->can_require_size && set->v13.computeFullSubgroups;
+	d->wants_statistics = set->has_statistics;
 	info->ns_per_tick = p->limits.timestampPeriod;
 }
 

@@ -8,6 +8,7 @@
 
 #include "proto/util/err.h"
 #include "vk/result.h"
+#include "vk/statistics.h"
 #include "vk/validation.h"
 
 #define SUBGROUP_OPERATIONS (VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
@@ -59,6 +60,8 @@ static const struct {
 		offsetof(struct vk_feature_set, has_dma_buf)},
 	{VK_EXT_MEMORY_BUDGET_EXTENSION_NAME, offsetof(struct vk_feature_set, has_memory_budget)},
 	{VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, offsetof(struct vk_feature_set, has_matrix)},
+	{VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME,
+		offsetof(struct vk_feature_set, has_statistics)},
 };
 _Static_assert(ARRAY_SIZE(extensions) <= VK_FEATURE_MAX_EXTENSIONS, "extensions fit");
 
@@ -133,6 +136,13 @@ static int choose_extensions(
 	return 0;
 }
 
+static void leave_out(struct vk_feature_set *s, const char *extension)
+{
+	for (uint32_t i = 0; i < s->n_extensions; i++)
+		if (!strcmp(s->extensions[i], extension))
+			s->extensions[i] = s->extensions[--s->n_extensions];
+}
+
 /*
  * Matrices need the extension's feature and the memory model that its SPIR-V declares. A validation
  * layer older than the extension would call every use of it an error.
@@ -155,9 +165,23 @@ static void choose_matrix(VkPhysicalDevice physical, struct vk_feature_set *s)
 		s->v13.pNext = &s->matrix;
 		return;
 	}
-	for (uint32_t i = 0; i < s->n_extensions; i++)
-		if (!strcmp(s->extensions[i], VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME))
-			s->extensions[i] = s->extensions[--s->n_extensions];
+	leave_out(s, VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME);
+}
+
+static void choose_statistics(struct vk_feature_set *s)
+{
+	s->has_statistics = s->has_statistics && vk_statistics_is_wanted();
+	if (!s->has_statistics) {
+		leave_out(s, VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME);
+		return;
+	}
+	/* The feature is required of whoever has the extension. */
+	s->statistics = (VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR){
+		.sType =
+			VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR,
+		.pNext = s->v13.pNext,
+		.pipelineExecutableInfo = VK_TRUE};
+	s->v13.pNext = &s->statistics;
 }
 
 int vk_feature_choose(
@@ -182,6 +206,7 @@ int vk_feature_choose(
 	if (r)
 		return r;
 	choose_matrix(physical, ret_set);
+	choose_statistics(ret_set);
 	properties.pNext = &v11;
 	vkGetPhysicalDeviceProperties2(physical, &properties);
 	if ((v11.subgroupSupportedOperations & SUBGROUP_OPERATIONS) != SUBGROUP_OPERATIONS ||

@@ -21,12 +21,15 @@ struct vk_feature_set {
 	VkPhysicalDeviceVulkan12Features v12;
 	VkPhysicalDeviceVulkan13Features v13;
 	VkPhysicalDeviceCooperativeMatrixFeaturesKHR matrix; /* in the chain with has_matrix */
+	VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR
+		statistics; /* with has_statistics */
 	uint32_t n_extensions;
 	const char *extensions[VK_FEATURE_MAX_EXTENSIONS];
 	bool has_memory_budget;
 	bool has_host_import;
 	bool has_dma_buf;
-	bool has_matrix; /* and the features that kernels with matrices need */
+	bool has_statistics; /* and they are wanted */
+	bool has_matrix;     /* and the features that kernels with matrices need */
 };
 
 /*

@@ -12,6 +12,7 @@
 #include "vk/pipeline-internal.h"
 #include "vk/result.h"
 #include "vk/spirv.h"
+#include "vk/statistics.h"
 
 static int check_params(const struct vk_device *d, const struct vk_pipeline_params *params,
 	struct err *ret_err, uint32_t ret_size[3])
@@ -85,6 +86,7 @@ static VkResult make_pipeline(struct vk_pipeline *p, VkShaderModule module,
 		d->can_require_full && requires_size && size[0] % d->info.subgroup_size == 0;
 	VkComputePipelineCreateInfo info = {
 		.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+		.flags = d->wants_statistics ? VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR : 0,
 		.stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
 			.pNext = requires_size ? &required : NULL,
 			.flags =
@@ -130,6 +132,8 @@ static int build(
 		p->pipeline = VK_NULL_HANDLE;
 		return vk_result_fail(r, ret_err, "compute pipeline");
 	}
+	if (p->d->wants_statistics)
+		vk_statistics_print(p->d->device, p->pipeline, p->name);
 	vk_device_name(p->d, VK_OBJECT_TYPE_PIPELINE, (uint64_t)(uintptr_t)p->pipeline, p->name);
 	return 0;
 }

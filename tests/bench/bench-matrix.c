@@ -91,6 +91,9 @@ static const struct op_matrix_tile large_tiles[] = {
 	{.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
 	{.bn = 64, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 2},
 	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n = 8, .n_buffers = 2},
+	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_direct = true},
+	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_decoded = true},
+	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_decoded = true},
 };
 
 static const struct op_matrix_tile small_tiles[] = {
@@ -256,6 +259,9 @@ static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n
 		.n_rows = s->m,
 		.staging = vk_memory_get_address(b->staging),
 		.n_staging_bytes = op_matrix_staging_bytes(s->m, s->k, s->n)};
+
+	if (tile->is_decoded || tile->is_direct)
+		p.n_staging_bytes = vk_memory_get_bytes(b->staging);
 	struct err e = ERR_NULL;
 
 	memcpy(b->map, &s->m, sizeof(s->m));
@@ -319,8 +325,9 @@ static bool is_right(struct bench *b)
 
 static void print_tile(const struct op_matrix_tile *t)
 {
-	printf("%3ux%-3u k%-2u of %3ux%-3u %s%s", t->bn, t->bm, t->bk, t->sn, t->sm,
-		t->n_buffers == 2 ? "x2" : "x1", t->n ? " n8" : "");
+	printf("%3ux%-3u k%-2u of %3ux%-3u x%u%s%s%s%s", t->bn, t->bm, t->bk, t->sn, t->sm,
+		t->n_buffers, t->n ? " n8" : "", t->is_direct ? " direct" : "",
+		t->is_decoded ? " decoded" : "", t->is_ragged ? " ragged" : "");
 }
 
 static double get_tflops(const struct shape *s, double ns)
@@ -424,40 +431,50 @@ static void run_peak(struct bench *b)
 	vk_pipeline_free(p);
 }
 
-/* What the lead formats do at one shape after another, with the tiles that the first liked best. */
+/*
+ * The first two formats with all tiles, then one after another with those that were best before:
+ * each variant is compiled, which may take longer than all of its runs.
+ */
 static void run_gpu(struct bench *b)
 {
-	static const uint32_t formats[] = {DTYPE_F16, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K};
+	static const uint32_t formats[] = {DTYPE_F16, DTYPE_Q4_K, DTYPE_Q8_0, DTYPE_Q6_K};
 	static const uint32_t others[] = {
 		DTYPE_Q4_0, DTYPE_BF16, DTYPE_F32, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
 	static const struct shape main_shape = {14336, 4096, 512, false};
+	static const struct shape small_shape = {17408, 5120, 64, false};
 	static const struct shape layers[] = {{6144, 4096, 0, false}, {4096, 4096, 0, false},
 		{28672, 4096, 0, true}, {4096, 14336, 0, false}};
 	static const uint32_t ms[] = {512, 64, 2048};
-	struct op_matrix_tile best[ARRAY_SIZE(formats)][4], small[ARRAY_SIZE(formats)][3];
-	uint32_t n_best[ARRAY_SIZE(formats)] = {0}, n_small[ARRAY_SIZE(formats)] = {0};
+	enum { N_FORMATS = 4, N_BEST = 6, N_FEW = 3 };
+	struct op_matrix_tile best[N_FORMATS][N_BEST], small[N_FORMATS][N_BEST];
+	uint32_t n_best[N_FORMATS], n_small[N_FORMATS];
 
-	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
-		n_best[f] = run_tiles(b, formats[f], &main_shape, large_tiles,
-			ARRAY_SIZE(large_tiles), 4, best[f]);
-	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
-		n_small[f] = run_tiles(b, formats[f], &(struct shape){17408, 5120, 64, false},
-			small_tiles, ARRAY_SIZE(small_tiles), 3, small[f]);
-	for (uint32_t f = 0; f < ARRAY_SIZE(others); f++)
-		(void)run_tiles(
-			b, others[f], &main_shape, best[1], n_best[1] < 2 ? n_best[1] : 2, 0, NULL);
+	for (uint32_t f = 0; f < N_FORMATS; f++) {
+		bool is_lead = f < 2;
+		n_best[f] = run_tiles(b, formats[f], &main_shape, is_lead ? large_tiles : best[1],
+			is_lead ? ARRAY_SIZE(large_tiles) : n_best[1], N_BEST, best[f]);
+	}
+	for (uint32_t f = 1; f < N_FORMATS; f++)
+		n_small[f] = run_tiles(b, formats[f], &small_shape, f == 1 ? small_tiles : small[1],
+			f == 1 ? ARRAY_SIZE(small_tiles) : n_small[1], N_FEW, small[f]);
 	for (uint32_t i = 0; i < ARRAY_SIZE(ms); i++)
 		for (uint32_t l = 0; l < ARRAY_SIZE(layers); l++) {
 			struct shape shape = layers[l];
 			shape.m = ms[i];
-			bool is_small = shape.m <= 64;
-			(void)run_tiles(b, DTYPE_Q4_K, &shape, is_small ? small[2] : best[2],
-				is_small ? n_small[2] : n_best[2], 0, NULL);
+			if (shape.m <= 64)
+				(void)run_tiles(
+					b, formats[1], &shape, small[1], n_small[1], 0, NULL);
+			else
+				(void)run_tiles(b, formats[1], &shape, best[1],
+					n_best[1] < N_FEW ? n_best[1] : N_FEW, 0, NULL);
 		}
-	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
+	for (uint32_t f = 0; f < ARRAY_SIZE(others); f++)
+		(void)run_tiles(b, others[f], &main_shape, best[2],
+			n_best[2] < N_FEW ? n_best[2] : N_FEW, 0, NULL);
+	for (uint32_t f = 0; f < N_FORMATS; f++)
 		for (uint32_t m = 128; m <= 512; m *= 2)
 			(void)run_tiles(b, formats[f], &(struct shape){17408, 5120, m, false},
-				best[f], n_best[f], 0, NULL);
+				best[f], n_best[f] < N_FEW ? n_best[f] : N_FEW, 0, NULL);
 }
 
 static void run_software(struct bench *b)
@@ -473,6 +490,8 @@ int main(int argc, char **argv)
 {
 	static struct bench b;
 
+	/* Registers and spills beside the times, on stderr, unless somebody says otherwise. */
+	setenv("WEIGHTD_PIPELINE_STATISTICS", "1", 0);
 	on_device_warm_up();
 	init(&b, argc > 1 ? strtod(argv[1], NULL) : 36);
 	const struct vk_device_info *info = vk_device_get_info(b.d);

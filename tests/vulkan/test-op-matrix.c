@@ -56,9 +56,23 @@ static void fini(struct site *s)
  */
 static const struct op_matrix_tile small_tiles[] = {
 	{.bn = 4, .bm = 4, .bk = 32, .sn = 2, .sm = 1, .n_buffers = 1, .n_splits = 1},
-	{.bn = 4, .bm = 2, .bk = 32, .sn = 1, .sm = 2, .n_buffers = 2, .n_splits = 1},
+	{.bn = 4,
+		.bm = 2,
+		.bk = 32,
+		.sn = 1,
+		.sm = 2,
+		.n_buffers = 2,
+		.n_splits = 1,
+		.is_direct = true},
 	{.bn = 4, .bm = 2, .bk = 64, .sn = 2, .sm = 1, .n_buffers = 1, .n_splits = 3},
-	{.bn = 2, .bm = 4, .bk = 32, .sn = 2, .sm = 2, .n_buffers = 2, .n_splits = 2},
+	{.bn = 2,
+		.bm = 4,
+		.bk = 32,
+		.sn = 2,
+		.sm = 2,
+		.n_buffers = 2,
+		.n_splits = 2,
+		.is_ragged = true},
 };
 
 static struct op_matrix_tile scale_tile(const struct site *s, struct op_matrix_tile tile)
@@ -222,6 +236,8 @@ static void run_format(uint32_t dtype, const struct op_matrix_tile *tile)
 			.finish = finishes[i % 3],
 			.tile = *tile,
 		};
+		/* The second STORE, with norm: the rest is the same for f16. */
+		s.tile.is_decoded = i == 3;
 		s.m = i < 3 ? s.n_rows : op_arena_random(a, 1, s.n_rows);
 		s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i / 3 % 3 : 1;
 		s.n[0] = i == 3 || i == 4 ? 1 : op_arena_random(a, 1, 70);

@@ -17,19 +17,20 @@ enum {
 	MAX_INVOCATIONS = 1024,
 };
 
-static const struct {
+struct row {
 	uint32_t dtype;
 	enum kernels_id ids[2]; /* of experts the second */
-} kernels[] = {
-#define ROW(name)                                                            \
-	{                                                                    \
-		DTYPE_##name,                                                \
-		{                                                            \
-			KERNELS_MATRIX_##name, KERNELS_MATRIX_EXPERTS_##name \
-		}                                                            \
+	enum kernels_id decoder;
+};
+
+static const struct row rows[] = {
+	{DTYPE_F16, {KERNELS_MATRIX_F16, KERNELS_MATRIX_EXPERTS_F16}, KERNELS_N},
+#define ROW(name)                                                                     \
+	{                                                                             \
+		DTYPE_##name, {KERNELS_MATRIX_##name, KERNELS_MATRIX_EXPERTS_##name}, \
+			KERNELS_MATRIX_DECODE_##name                                  \
 	}
 	ROW(F32),
-	ROW(F16),
 	ROW(BF16),
 	ROW(Q8_0),
 	ROW(Q4_0),
@@ -40,6 +41,14 @@ static const struct {
 	ROW(Q1_0),
 #undef ROW
 };
+
+static const struct row *find_row(uint32_t dtype)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+		if (rows[i].dtype == dtype)
+			return &rows[i];
+	return NULL;
+}
 
 /* The device's matrices that the tile wants, or the first listed. */
 static const struct vk_device_matrix *find_matrix(
@@ -63,13 +72,14 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 		return false;
 	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
 	/* The two uses of the shared memory of shaders/matrix.glsl. */
-	uint64_t n_input = 16ull * t->n_buffers * (t->bn + t->bm) * (t->bk / 8 + 1);
+	uint64_t n_input =
+		16ull * t->n_buffers * (t->bn + (t->is_direct ? 0 : t->bm)) * (t->bk / 8 + 1);
 	uint64_t n_output = 16ull * n_subgroups * matrix->m * (t->sn / 4 + 2);
 	if (n_input > info->max_shared_bytes || n_output > info->max_shared_bytes ||
 		n_subgroups * info->subgroup_size > MAX_INVOCATIONS)
 		return false;
 	ret_kernel->n_subgroups = n_subgroups;
-	ret_kernel->n_spec = ABI_MATRIX_SPEC_RAGGED + 1 - ABI_SPEC_KERNEL;
+	ret_kernel->n_spec = ABI_MATRIX_SPEC_DIRECT + 1 - ABI_SPEC_KERNEL;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BN - ABI_SPEC_KERNEL] = t->bn;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BM - ABI_SPEC_KERNEL] = t->bm;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BK - ABI_SPEC_KERNEL] = t->bk;
@@ -80,6 +90,7 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 	ret_kernel->spec[ABI_MATRIX_SPEC_K - ABI_SPEC_KERNEL] = matrix->k;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BUFFERS - ABI_SPEC_KERNEL] = t->n_buffers;
 	ret_kernel->spec[ABI_MATRIX_SPEC_RAGGED - ABI_SPEC_KERNEL] = t->is_ragged;
+	ret_kernel->spec[ABI_MATRIX_SPEC_DIRECT - ABI_SPEC_KERNEL] = t->is_direct;
 	return true;
 }
 
@@ -88,11 +99,9 @@ bool op_matrix_tile_find_kernel(
 {
 	const struct dtype *dtype = dtype_find(w->dtype);
 	uint64_t k = w->ne[0], n = w->ne[1];
-	size_t i = 0;
+	const struct row *row = find_row(w->dtype);
 
-	while (i < ARRAY_SIZE(kernels) && kernels[i].dtype != w->dtype)
-		i++;
-	if (i == ARRAY_SIZE(kernels) || !kernels_has(kernels[i].ids[is_experts]) || !dtype)
+	if (!row || !kernels_has(row->ids[is_experts]) || !dtype)
 		return false;
 	/* Whole blocks, in words that the kernels load together. */
 	if (w->layout != MANIFEST_LAYOUT_RAW || k == 0 || k >= MAX_EDGE || k % 32 ||
@@ -102,6 +111,16 @@ bool op_matrix_tile_find_kernel(
 	uint64_t n_bytes = n * (k / dtype->n_block * dtype->n_bytes);
 	if (w->address % 16 || w->n_bytes != n_bytes * w->ne[2] || (w->ne[2] > 1 && n_bytes % 16))
 		return false;
-	*ret_id = kernels[i].ids[is_experts];
+	*ret_id = row->ids[is_experts];
+	return true;
+}
+
+bool op_matrix_tile_find_decoder(uint32_t dtype, enum kernels_id *ret_id)
+{
+	const struct row *row = find_row(dtype);
+
+	if (!row || row->decoder == KERNELS_N)
+		return false;
+	*ret_id = row->decoder;
 	return true;
 }

@@ -20,6 +20,8 @@ struct op_matrix_tile {
 	uint16_t n;         /* of the device's matrices that it has, along n; 0: the first listed */
 	uint16_t n_buffers; /* of a step in shared memory: 1 or 2 */
 	uint16_t n_splits;  /* runs of k that are summed apart; 0: as many as fill the device */
+	bool is_direct;     /* subgroups load x from global memory; staging has whole tiles of x */
+	bool is_decoded;    /* W becomes f16 in staging first, where there is room */
 	bool is_ragged;     /* rows of x that a tile does not have cost nothing, the others more */
 };
 
@@ -33,5 +35,9 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
  */
 bool op_matrix_tile_find_kernel(
 	const struct weights_tensor *w, bool is_experts, enum kernels_id *ret_id);
+
+/* The kernel that makes f16 of a block format for which there is one of the above; false for f16.
+ */
+bool op_matrix_tile_find_decoder(uint32_t dtype, enum kernels_id *ret_id);
 
 #endif

@@ -18,7 +18,9 @@ enum {
 	MAX_SPLITS = 16,
 	MIN_SPLIT_STEPS = 8, /* a run pays for its sums */
 	SUM_INVOCATIONS = 128,
-	MAX_GRID_Y = 65535, /* Vulkan promises no more */
+	DECODE_INVOCATIONS = 128,
+	DECODE_ELEMENTS = 8, /* an invocation decodes so many or more */
+	MAX_GRID_Y = 65535,  /* Vulkan promises no more */
 };
 
 /* A matrix product with all that was decided about it. */
@@ -28,6 +30,16 @@ struct product {
 	struct op_pool_kernel kernel; /* of the tile */
 	uint32_t k;
 	uint32_t width; /* of a row of y */
+};
+
+/* A dispatch's parts, and where its things are in staging behind x. */
+struct dispatch {
+	uint32_t first;
+	uint32_t n_parts;
+	uint32_t finish;
+	uint32_t y_at;    /* their first column of y */
+	uint64_t free_at; /* in staging */
+	bool is_decoded;
 };
 
 /* Runs of k of one dispatch. */
@@ -116,12 +128,12 @@ uint64_t op_matrix_staging_bytes(uint32_t n_rows, uint64_t k, uint64_t n)
 }
 
 /* Runs of k, so that all of the device has work, where their sums have a place. */
-static struct runs choose_runs(const struct product *s, uint32_t n_tiles, uint32_t width)
+static struct runs choose_runs(
+	const struct product *s, uint64_t n_used, uint32_t n_tiles, uint32_t width)
 {
 	const struct op_matmul_params *p = s->p;
 	uint32_t n_steps = s->k / s->tile.bk;
 	uint32_t n = s->tile.n_splits ? s->tile.n_splits : (FULL_GROUPS + n_tiles - 1) / n_tiles;
-	uint64_t n_used = partial_at(p->n_rows, s->k);
 	uint64_t n_room = p->n_staging_bytes > n_used ? p->n_staging_bytes - n_used : 0;
 	struct runs runs = {.n_bytes = sizeof(float) * (uint64_t)p->n_rows * width};
 
@@ -160,16 +172,44 @@ static int record_sum(struct op_pool *pool, struct vk_command *c, const struct p
 	return r;
 }
 
-/* One dispatch's parts. */
-struct dispatch {
-	uint32_t first;
-	uint32_t n_parts;
-	uint32_t finish;
-	uint32_t y_at; /* their first column of y */
-};
+/* W as f16 behind x, where that is to be and has room; push reads it there then. */
+static int record_decode(struct op_pool *pool, struct vk_command *c, const struct product *s,
+	struct dispatch *d, struct abi_matrix *push, struct err *ret_err)
+{
+	const struct op_matmul_params *p = s->p;
+	struct op_pool_kernel kernel = {
+		.n_subgroups = DECODE_INVOCATIONS / op_pool_get_subgroup_size(pool)};
+	uint64_t n_bytes = 0, at = d->free_at;
+
+	for (uint32_t i = 0; i < d->n_parts; i++)
+		n_bytes += 2ull * push->n[i] * s->k;
+	if (!s->tile.is_decoded || at + n_bytes > p->n_staging_bytes ||
+		!op_matrix_tile_find_decoder(p->w[d->first].dtype, &kernel.id))
+		return 0;
+	for (uint32_t i = 0; i < d->n_parts; i++) {
+		const struct abi_matrix_decode decode = {.w = push->w[i],
+			.y = p->staging + at,
+			.n = push->n[i],
+			.k = s->k,
+			.n_row_bytes = push->n_row_bytes};
+		uint32_t n_x =
+			(s->k / DECODE_ELEMENTS + DECODE_INVOCATIONS - 1) / DECODE_INVOCATIONS;
+		int r = op_pool_dispatch(
+			pool, c, &kernel, &decode, n_x * kernel.n_subgroups, push->n[i], ret_err);
+		if (r)
+			return r;
+		push->w[i] = decode.y;
+		at += 2ull * push->n[i] * s->k;
+	}
+	push->n_row_bytes = 2 * s->k;
+	d->free_at = (at + PARTIAL_ALIGN - 1) / PARTIAL_ALIGN * PARTIAL_ALIGN;
+	d->is_decoded = true;
+	vk_command_barrier(c);
+	return 0;
+}
 
 static int record_parts(struct op_pool *pool, struct vk_command *c, const struct product *s,
-	const struct dispatch *d, struct err *ret_err)
+	struct dispatch *d, struct err *ret_err)
 {
 	const struct op_matmul_params *p = s->p;
 	const struct weights_tensor *w = &p->w[d->first];
@@ -192,8 +232,6 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 		.y_stride = s->width,
 	};
 
-	if (!op_matrix_tile_find_kernel(w, false, &kernel.id))
-		return err_set(ret_err, ENOTSUP, "block format: found id %u", w->dtype);
 	for (uint32_t i = 0; i < d->n_parts; i++) {
 		push.w[i] = w[i].address;
 		push.n[i] = (uint32_t)w[i].ne[1];
@@ -201,7 +239,15 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 		if (!is_swiglu || i == 0)
 			n_tiles += (push.n[i] + n_out - 1) / n_out;
 	}
-	struct runs runs = choose_runs(s, n_tiles * n_groups_x, width);
+	d->free_at = partial_at(p->n_rows, s->k);
+	int r = record_decode(pool, c, s, d, &push, ret_err);
+	if (r)
+		return r;
+	if (d->is_decoded)
+		kernel.id = KERNELS_MATRIX_F16;
+	else if (!op_matrix_tile_find_kernel(w, false, &kernel.id))
+		return err_set(ret_err, ENOTSUP, "block format: found id %u", w->dtype);
+	struct runs runs = choose_runs(s, d->free_at, n_tiles * n_groups_x, width);
 	push.n_splits = runs.n;
 	push.n_split_steps = runs.n_steps;
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = d->finish;
@@ -211,12 +257,15 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 		if (!is_swiglu)
 			kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] =
 				ABI_TILE_FINISH_STORE;
-		push.y = p->staging + partial_at(p->n_rows, s->k);
+		push.y = p->staging + d->free_at;
 		push.y_stride = width;
 		push.n_split_bytes = (uint32_t)runs.n_bytes;
 	}
-	int r = op_pool_dispatch(pool, c, &kernel, &push, n_groups_x * kernel.n_subgroups,
+	r = op_pool_dispatch(pool, c, &kernel, &push, n_groups_x * kernel.n_subgroups,
 		n_tiles * runs.n, ret_err);
+	/* The next parts' weights come to the same place. */
+	if (!r && runs.n == 1 && d->is_decoded)
+		vk_command_barrier(c);
 	if (r || runs.n == 1)
 		return r;
 	const struct abi_matrix_sum sum = {.partial = push.y,
@@ -242,6 +291,7 @@ static int record_side_by_side(
 		for (; i < p->n_parts && p->w[i].dtype == p->w[d.first].dtype; i++)
 			width += (uint32_t)p->w[i].ne[1];
 		d.n_parts = i - d.first;
+		d.is_decoded = false;
 		int r = record_parts(pool, c, s, &d, ret_err);
 		if (r)
 			return r;
@@ -295,6 +345,9 @@ int op_matrix_record_tile(struct op_pool *pool, struct vk_command *c,
 
 	if (!op_matrix_fits(pool, p) || !op_matrix_tile_bind(pool, tile, s.k, &s.kernel))
 		return err_set(ret_err, ENOTSUP, "matrix: a shape or tile without kernel");
+	if (tile->is_direct && staged_bytes((p->n_rows + tile->bm - 1) / tile->bm * tile->bm, s.k) >
+				       p->n_staging_bytes)
+		return err_set(ret_err, ENOTSUP, "matrix: no room for whole tiles of x");
 	for (uint32_t i = 0; i < p->n_parts; i++)
 		s.width += (uint32_t)p->w[i].ne[1];
 	if (p->finish == OP_MATMUL_SWIGLU)

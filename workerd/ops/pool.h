@@ -18,7 +18,7 @@ struct vk_command;
 struct vk_device;
 struct vk_device_info;
 
-enum { OP_POOL_MAX_SPEC = 12 };
+enum { OP_POOL_MAX_SPEC = 13 };
 
 /* A kernel with its own specialization constants, those from ABI_SPEC_KERNEL on. */
 struct op_pool_kernel {
