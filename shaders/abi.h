@@ -29,6 +29,9 @@
 #define ABI_GROUP_ROWS 4
 #define ABI_MATRIX_GROUP_ROWS 64 /* on matrices */
 
+/* Rows of a tile that a workgroup of matrix-sum finishes. */
+#define ABI_MATRIX_SUM_ROWS 8
+
 /* constant_id: every kernel has the first two. */
 #define ABI_SPEC_LOCAL_SIZE 0 /* invocations of a workgroup: a multiple of the subgroup size */
 #define ABI_SPEC_SUBGROUP 1   /* invocations of a subgroup: 8 to 64 */
@@ -84,7 +87,8 @@
 #define ABI_MATVEC_SPEC_WHOLE (ABI_SPEC_KERNEL + 9) /* 1: rows of W are whole rounds */
 /* 1 + ABI_QUANT_ORDER_*: y is staged too, for whoever multiplies it next; 0: not. */
 #define ABI_MATVEC_SPEC_NEXT (ABI_SPEC_KERNEL + 10)
-#define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed */
+#define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
+							  */
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
 #define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
@@ -103,13 +107,10 @@
 #define ABI_MATRIX_SPEC_N (ABI_SPEC_KERNEL + 5)
 #define ABI_MATRIX_SPEC_M (ABI_SPEC_KERNEL + 6)
 #define ABI_MATRIX_SPEC_K (ABI_SPEC_KERNEL + 7)
-#define ABI_MATRIX_SPEC_BUFFERS (ABI_SPEC_KERNEL + 8)  /* of steps in shared memory: 1 or 2 */
-#define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)   /* ABI_TILE_FINISH_* but MIX */
-#define ABI_MATRIX_SPEC_PARTIAL (ABI_SPEC_KERNEL + 10) /* 1: sums of runs of k, unfinished */
-#define ABI_MATRIX_SPEC_RAGGED (ABI_SPEC_KERNEL + 11)  /* 1: tiles may have few rows of x */
-#define ABI_MATRIX_SPEC_DIRECT (ABI_SPEC_KERNEL + 12)  /* 1: x is not put into shared memory */
-
-#define ABI_MATRIX_SUM_SPEC_FINISH (ABI_SPEC_KERNEL + 0)
+#define ABI_MATRIX_SPEC_BUFFERS (ABI_SPEC_KERNEL + 8) /* of steps in shared memory: 1 or 2 */
+#define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)  /* ABI_TILE_FINISH_* but MIX */
+#define ABI_MATRIX_SPEC_RAGGED (ABI_SPEC_KERNEL + 10) /* 1: tiles may have few rows of x */
+#define ABI_MATRIX_SPEC_DIRECT (ABI_SPEC_KERNEL + 11) /* 1: x is not put into shared memory */
 
 #define ABI_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
 #define ABI_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
@@ -180,29 +181,17 @@ struct abi_matmul {
 
 struct abi_matrix {
 	ABI_ADDRESS w[ABI_MATMUL_MAX_PARTS]; /* [n][k] each; 0 where unused */
-	ABI_ADDRESS x;                       /* [m][x_stride] f16 */
-	ABI_ADDRESS y;                       /* [m][y_stride] f32, with PARTIAL [n_splits] of it */
+	ABI_ADDRESS x;                       /* [m][k] f16 */
+	ABI_ADDRESS y;                       /* [m][y_stride] f32 */
 	ABI_ADDRESS r;                       /* [m][y_stride] f32 with ADD and GATE; may be y */
 	ABI_ADDRESS m;                       /* u32: rows of this step */
+	ABI_ADDRESS partial;                 /* [n_streams][2][BM][BN] f32 */
 	ABI_U32 n[ABI_MATMUL_MAX_PARTS];     /* rows of each matrix; 0 where unused */
 	ABI_U32 k;
 	ABI_U32 n_row_bytes; /* of W */
-	ABI_U32 x_stride;    /* f16s, a multiple of 8 */
 	ABI_U32 y_stride;    /* floats */
-	ABI_U32 n_splits;    /* runs of k; 1 without PARTIAL */
-	ABI_U32 n_split_steps;
-	ABI_U32 n_split_bytes; /* from one run's y to the next one's */
-};
-
-struct abi_matrix_sum {
-	ABI_ADDRESS partial; /* [n_splits] of n_split_bytes with [m][width] f32 */
-	ABI_ADDRESS y;       /* [m][y_stride] f32 */
-	ABI_ADDRESS r;       /* the same with ADD and GATE; may be y */
-	ABI_ADDRESS m;       /* u32: rows of this step */
-	ABI_U32 n_splits;
-	ABI_U32 n_split_bytes;
-	ABI_U32 width; /* floats; with SWIGLU twice that of y */
-	ABI_U32 y_stride;
+	ABI_U32 n_streams;   /* see matrix-share.glsl; 0: none */
+	ABI_U32 pad;
 };
 
 struct abi_matrix_decode {

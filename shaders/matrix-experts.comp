@@ -17,6 +17,7 @@
  */
 #include "common.glsl"
 #include "matrix-dtype.glsl"
+#include "matrix-spec.glsl"
 #include "matrix.glsl"
 
 layout(push_constant, std430) uniform Push
@@ -50,7 +51,7 @@ uint x_row(uint i)
 	return pair_of(i) / push.x_share;
 }
 
-void store_output(uint i, uint matrix, uint j, float v)
+void store_output(uint i, uint j, float v)
 {
 	FloatsOut y = FloatsOut(address_at(push.y, pair_of(i), 4 * push.n));
 	uint at = j0 + j;

@@ -1,31 +1,26 @@
 #version 460
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y[i][j] = finish(sum over s of partial[s][i][j]), what matrix.comp left in runs of k; finish as
- * there, with SWIGLU j of the gate beside n + j of the up matrix.
+ * Finishes the tiles that several streams of matrix.comp had parts of (matrix-share.glsl): adds up
+ * their sums, in the order of k.
  *
- * Shapes: partial [n_splits][n_split_bytes] with rows of width f32; y and r [m][y_stride] f32.
- * Grid: x: ceil(width of y / workgroup), y: m. Bindings: none; addresses in struct abi_matrix_sum.
- * The runs are added in their order.
+ * Shapes: as matrix.comp. Grid: x: tiles, or 2 n_streams if that is less; y: ceil(BM / SUM_ROWS).
+ * Workgroup: invocations take columns. Bindings: none; addresses in struct abi_matrix.
  */
 #include "common.glsl"
+#include "matrix-spec.glsl"
+#include "matrix-share.glsl"
 
-layout(constant_id = ABI_MATRIX_SUM_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
-
-layout(push_constant, std430) uniform Push
+/* Column c of row i of tile `number`, in the order of the tile's rows of W. */
+float sum_parts(uint number, uint i, uint c)
 {
-	abi_matrix_sum push;
-};
-
-const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
-
-float sum_runs(uint i, uint j)
-{
+	uint first = number * n_steps;
+	uint end = (first + n_steps - 1) / n_run;
 	float sum = 0.0;
 
-	for (uint s = 0; s < push.n_splits; s++) {
-		uvec2 run = address_at(push.partial, s, push.n_split_bytes);
-		precise float next = sum + Floats(address_at(run, i, 4 * push.width)).at[j];
+	for (uint s = first / n_run; s <= end; s++) {
+		uint which = s * n_run >= first ? 0 : 1;
+		precise float next = sum + Floats(partial_at(s, which)).at[i * BN + c];
 		sum = next;
 	}
 	return sum;
@@ -33,18 +28,25 @@ float sum_runs(uint i, uint j)
 
 void main()
 {
-	uint i = gl_WorkGroupID.y;
-	uint j = gl_GlobalInvocationID.x;
-	uint n = IS_SWIGLU ? push.width / 2 : push.width;
+	uint number = gl_WorkGroupID.x;
 
-	if (i >= Words(push.m).at[0] || j >= n)
+	start_share();
+	if (number >= n_shared)
 		return;
-	float v = sum_runs(i, j);
-	if (IS_SWIGLU)
-		v = silu(v) * sum_runs(i, n + j);
-	if (FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE) {
-		float r = Floats(address_at(push.r, i, 4 * push.y_stride)).at[j];
-		v = FINISH == ABI_TILE_FINISH_ADD ? r + v : silu(r) * v;
+	uint first = number * n_steps;
+	if (first / n_run == (first + n_steps - 1) / n_run)
+		return; /* one stream had all of it */
+	tile t = get_tile(number);
+	for (uint r = 0; r < ABI_MATRIX_SUM_ROWS; r++) {
+		uint i = gl_WorkGroupID.y * ABI_MATRIX_SUM_ROWS + r;
+		if (i >= BM || t.i + i >= n_m)
+			return;
+		for (uint j = gl_LocalInvocationID.x; j < BN_OUT; j += LOCAL_SIZE) {
+			uint c = j / SN_OUT * SN + j % SN_OUT;
+			float v = sum_parts(number, i, c);
+			if (IS_SWIGLU)
+				v = silu(v) * sum_parts(number, i, c + SN_OUT);
+			put_output(t, i, j, v);
+		}
 	}
-	FloatsOut(address_at(push.y, i, 4 * push.y_stride)).at[j] = v;
 }

@@ -4,53 +4,22 @@
  * y[i][j] = finish(sum over k of W[j][k] x[i][k]) of many rows, on the device's matrices (matrix.glsl)
  *
  *	finish: STORE v; ADD r[i][j] + v; GATE silu(r[i][j]) v; SWIGLU silu(v of w[0]) (v of w[1])
- *	PARTIAL: y[s][i][j] = the sum over the s-th run of n_split_steps of k, for matrix-sum.comp
  *
- * Shapes: w[p] [n[p]][k] in a block format, x [m][x_stride] f16 (stage.comp), y and r [m][y_stride]
- * f32. The outputs of the parts lie one behind the other in a row of y; SWIGLU has two parts of the
- * same n and one output of that width, with PARTIAL two.
- * Grid: x: ceil(m / BM), so that workgroups with the same rows of W run beside each other; y: tiles
- * of W times runs of k, tiles = sum over p of ceil(n[p] / BN), with SWIGLU ceil(n[0] / (BN / 2)).
+ * Shapes: w[p] [n[p]][k] in a block format, x [m][k] f16 (stage.comp), y and r [m][y_stride] f32. The
+ * outputs of the parts lie one behind the other in a row of y; SWIGLU has two parts of the same n and
+ * one output of that width.
+ * Grid: x: n_streams and as many as there are tiles; of W ceil(n[p] / BN) for each p, with SWIGLU
+ * ceil(n[0] / (BN / 2)), times of x ceil(m / BM), which are beside each other. See matrix-share.glsl;
+ * matrix-sum.comp comes after it if there are streams.
  * Bindings: none; addresses in struct abi_matrix. Rows beyond *m are not stored.
  */
 #include "common.glsl"
 #include "matrix-dtype.glsl"
+#include "matrix-spec.glsl"
+#include "matrix-share.glsl"
 #include "matrix.glsl"
 
-layout(push_constant, std430) uniform Push
-{
-	abi_matrix push;
-};
-
-/* Which rows of which matrix: the tile's first row j of part p, and its place in a row of y. */
-struct tile {
-	uint part;
-	uint j;
-	uint y_at;
-};
-
 tile t;
-uint i0;    /* the tile's first row of x */
-uint n_m;   /* *push.m */
-uvec2 y;
-
-bool find_tile(uint i)
-{
-	uint y_at = 0;
-
-	[[unroll]] for (uint p = 0; p < ABI_MATMUL_MAX_PARTS; p++) {
-		if (IS_SWIGLU && p > 0)
-			break;
-		uint n_tiles = (push.n[p] + BN_OUT - 1) / BN_OUT;
-		if (i < n_tiles) {
-			t = tile(p, i * BN_OUT, y_at + i * BN_OUT);
-			return true;
-		}
-		i -= n_tiles;
-		y_at += push.n[p];
-	}
-	return false;
-}
 
 /* Rows behind the matrix's last are the last one again. */
 uvec2 w_row(uint matrix, uint j)
@@ -63,35 +32,38 @@ uvec2 w_row(uint matrix, uint j)
 
 uint x_row(uint i)
 {
-	return min(i0 + i, n_m - 1);
+	return min(t.i + i, n_m - 1);
 }
 
-void store_output(uint i, uint matrix, uint j, float v)
+void store_output(uint i, uint j, float v)
 {
-	uint at = t.y_at + j + (matrix != 0 ? push.n[0] : 0);
-
-	if (t.j + j >= push.n[t.part])
-		return;
-	if (PARTIAL == 0 && (FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE)) {
-		float before = Floats(address_at(push.r, i0 + i, 4 * push.y_stride)).at[at];
-		v = FINISH == ABI_TILE_FINISH_ADD ? before + v : silu(before) * v;
-	}
-	FloatsOut(address_at(y, i0 + i, 4 * push.y_stride)).at[at] = v;
+	put_output(t, i, j, v);
 }
 
 void main()
 {
-	uint split = gl_WorkGroupID.y % push.n_splits;
-	uint first = split * push.n_split_steps;
+	uint group = gl_WorkGroupID.x, first, end;
 
-	n_m = Words(push.m).at[0];
-	i0 = gl_WorkGroupID.x * BM;
-	y = push.y;
-	if (i0 >= n_m || !find_tile(gl_WorkGroupID.y / push.n_splits))
-		return;
-	if (PARTIAL != 0)
-		y = address_at(y, split, push.n_split_bytes);
-	start_tile(push.x_stride);
-	sum_steps(push.x, push.x_stride, first, min(first + push.n_split_steps, push.k / BK), n_m - i0);
-	store_tile(n_m - i0);
+	start_share();
+	bool is_stream = n_shared > 0 && group < push.n_streams;
+	if (is_stream) {
+		first = min(group * n_run, n_shared * n_steps);
+		end = min(first + n_run, n_shared * n_steps);
+	} else {
+		uint number = n_shared > 0 ? n_shared + group - push.n_streams : group;
+		first = number * n_steps;
+		end = number < count_tiles() ? first + n_steps : first;
+	}
+	for (uint at = first; at < end;) {
+		uint number = at / n_steps, step = at % n_steps;
+		uint n = min(n_steps - step, end - at);
+		t = get_tile(number);
+		start_tile(push.k);
+		sum_steps(push.x, push.k, step, step + n, n_m - t.i);
+		if (n == n_steps)
+			store_tile(n_m - t.i);
+		else
+			store_partial(partial_at(group, at == first ? 0 : 1));
+		at += n;
+	}
 }

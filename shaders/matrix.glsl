@@ -5,37 +5,19 @@
 /*
  * A tile of a matrix product on the device's matrices of f16 into f32: a workgroup has BN rows of W
  * by BM rows of x, a subgroup of it SN by SM in its accumulators. A step of BK of both is decoded
- * into shared memory, while the words of the next one are on their way; with two buffers a step
- * costs one barrier instead of two. The order of a sum depends on k and BK alone.
+ * into shared memory, while the words of the next one are on their way. With two buffers that is
+ * done between the multiplications of the step before, and costs one barrier instead of two.
  *
  * The kernel says which rows they are, w_row() and x_row(), and takes the sums in store_output().
  * With SWIGLU half of each subgroup's rows of W are of the gate, half of the up matrix, in the same
  * order. Rows of x from n_live on are not stored; with RAGGED they are not multiplied either, as far
  * as whole matrices have none before. With DIRECT subgroups load x themselves, from rows that follow
- * x_row(0) and can be read up to BM. Included behind matrix-dtype.glsl.
+ * x_row(0) and can be read up to BM. Included behind
+ * matrix-dtype.glsl and matrix-spec.glsl.
  */
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 
-layout(constant_id = ABI_MATRIX_SPEC_BN) const int BN = 32;
-layout(constant_id = ABI_MATRIX_SPEC_BM) const int BM = 32;
-layout(constant_id = ABI_MATRIX_SPEC_BK) const int BK = 32;
-layout(constant_id = ABI_MATRIX_SPEC_SN) const int SN = 32;
-layout(constant_id = ABI_MATRIX_SPEC_SM) const int SM = 32;
-layout(constant_id = ABI_MATRIX_SPEC_N) const int MAT_N = 16;
-layout(constant_id = ABI_MATRIX_SPEC_M) const int MAT_M = 16;
-layout(constant_id = ABI_MATRIX_SPEC_K) const int MAT_K = 16;
-layout(constant_id = ABI_MATRIX_SPEC_BUFFERS) const int N_BUFFERS = 1;
-layout(constant_id = ABI_MATRIX_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
-layout(constant_id = ABI_MATRIX_SPEC_PARTIAL) const uint PARTIAL = 0;
-layout(constant_id = ABI_MATRIX_SPEC_RAGGED) const uint RAGGED = 0;
-
-layout(constant_id = ABI_MATRIX_SPEC_DIRECT) const uint DIRECT = 0;
-
-const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
-const int BN_OUT = IS_SWIGLU ? BN / 2 : BN; /* rows of one matrix in a tile */
-const int SN_OUT = IS_SWIGLU ? SN / 2 : SN;
-const bool IS_FOLDED = IS_SWIGLU && PARTIAL == 0; /* gate and up become one output */
 const int N_I = SM / MAT_M; /* accumulators of a subgroup */
 const int N_J = SN / MAT_N;
 const uint N_SUBGROUPS = uint((BN / SN) * (BM / SM));
@@ -76,10 +58,10 @@ uvec2 w_row(uint matrix, uint j);
 uint x_row(uint i);
 
 /*
- * The kernel's: v is of row i of the tile, i < n_live, and row j of the matrix; SWIGLU's finished
- * but with PARTIAL. j may be behind the matrix's last.
+ * The kernel's: v is of row i of the tile, i < n_live, and row j of the matrix, finished with SWIGLU;
+ * j may be behind the matrix's last.
  */
-void store_output(uint i, uint matrix, uint j, float v);
+void store_output(uint i, uint j, float v);
 
 /* Unit i of the invocation's share: its row in the tile and its place in the row. */
 uvec2 place(int i, int n_units)
@@ -137,77 +119,150 @@ void start_tile(uint x_stride)
 				gl_MatrixUseAccumulator>(0.0);
 }
 
-/* Asks for step s. */
+/* Asks for unit i of step s of W, of x. */
+void load_w(int i, uint s)
+{
+	if (has_w(i))
+		w_load(w_rows[i], s * W_UNITS + place(i, W_UNITS).y, w_raw[i]);
+}
+
+void load_x(int i, uvec2 x, uint s)
+{
+	if (has_x(i))
+		x_raw[i] = Quads(x).at[x_at[i] + s * X_UNITS];
+}
+
+/* Puts unit i of step s, which is loaded, where all can read it. */
+void store_w(int i, uint s, uint buffer_at)
+{
+	uvec2 at = place(i, W_UNITS);
+	uvec4 quads[W_QUADS];
+
+	if (!has_w(i))
+		return;
+	w_decode(w_rows[i], s * W_UNITS + at.y, w_raw[i], quads);
+	[[unroll]] for (int q = 0; q < W_QUADS; q++)
+		stage[buffer_at + at.x * ROW + at.y * W_QUADS + q] = quads[q];
+}
+
+void store_x(int i, uint buffer_at)
+{
+	uvec2 at = place(i, X_UNITS);
+
+	if (has_x(i))
+		stage[buffer_at + W_SIZE + at.x * ROW + at.y] = x_raw[i];
+}
+
 void load_step(uvec2 x, uint s)
 {
 	[[unroll]] for (int i = 0; i < N_W; i++)
-		if (has_w(i))
-			w_load(w_rows[i], s * W_UNITS + place(i, W_UNITS).y, w_raw[i]);
+		load_w(i, s);
 	[[unroll]] for (int i = 0; i < N_X; i++)
-		if (has_x(i))
-			x_raw[i] = Quads(x).at[x_at[i] + s * X_UNITS];
+		load_x(i, x, s);
 }
 
-/* Puts step s, which is loaded, where all can read it. */
 void store_step(uint s, uint buffer_at)
 {
-	[[unroll]] for (int i = 0; i < N_W; i++) {
-		uvec2 at = place(i, W_UNITS);
-		uvec4 quads[W_QUADS];
-		if (!has_w(i))
-			continue;
-		w_decode(w_rows[i], s * W_UNITS + at.y, w_raw[i], quads);
-		[[unroll]] for (int q = 0; q < W_QUADS; q++)
-			stage[buffer_at + at.x * ROW + at.y * W_QUADS + q] = quads[q];
-	}
-	[[unroll]] for (int i = 0; i < N_X; i++) {
-		uvec2 at = place(i, X_UNITS);
-		if (has_x(i))
-			stage[buffer_at + W_SIZE + at.x * ROW + at.y] = x_raw[i];
-	}
+	[[unroll]] for (int i = 0; i < N_W; i++)
+		store_w(i, s, buffer_at);
+	[[unroll]] for (int i = 0; i < N_X; i++)
+		store_x(i, buffer_at);
 }
 
-void multiply_step(uvec2 x_base, uint x_stride, uint s, uint buffer_at, uint n_live)
+/* What a step is multiplied out of. */
+struct operands {
+	uint w_at; /* of the subgroup, in shared memory */
+	uint x_at;
+	uvec2 x;   /* with DIRECT: its address and quads, from row 0 and from one row to the next */
+	uint x_quad;
+	uint x_stride;
+	uint n_live;
+};
+
+/* MAT_K of k. */
+void multiply(operands o, int k)
 {
-	uint w_at = buffer_at + first_n() * ROW;
-	uint x_quad = buffer_at + W_SIZE + first_m() * ROW;
-	uint x_direct = x_at[0] + s * X_UNITS;
+	coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> w[N_J];
 
-	[[unroll]] for (int k = 0; k < BK / MAT_K; k++) {
-		coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> w[N_J];
+	[[unroll]] for (int j = 0; j < N_J; j++)
+		coopMatLoad(w[j], stage, o.w_at + j * MAT_N * ROW + k * MAT_K / 8, ROW,
+			gl_CooperativeMatrixLayoutColumnMajor);
+	[[unroll]] for (int i = 0; i < N_I; i++) {
+		coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> x;
+		if (RAGGED != 0 && first_m() + i * MAT_M >= o.n_live)
+			continue;
+		if (DIRECT != 0)
+			coopMatLoad(x, Quads(o.x).at,
+				o.x_quad + i * MAT_M * o.x_stride + k * MAT_K / 8, o.x_stride,
+				gl_CooperativeMatrixLayoutRowMajor);
+		else
+			coopMatLoad(x, stage, o.x_at + i * MAT_M * ROW + k * MAT_K / 8, ROW,
+				gl_CooperativeMatrixLayoutRowMajor);
 		[[unroll]] for (int j = 0; j < N_J; j++)
-			coopMatLoad(w[j], stage, w_at + j * MAT_N * ROW + k * MAT_K / 8, ROW,
-				gl_CooperativeMatrixLayoutColumnMajor);
-		[[unroll]] for (int i = 0; i < N_I; i++) {
-			coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> x;
-			if (RAGGED != 0 && first_m() + i * MAT_M >= n_live)
-				continue;
-			if (DIRECT != 0)
-				coopMatLoad(x, Quads(x_base).at,
-					x_direct + i * MAT_M * (x_stride / 8) + k * MAT_K / 8,
-					x_stride / 8, gl_CooperativeMatrixLayoutRowMajor);
-			else
-				coopMatLoad(x, stage, x_quad + i * MAT_M * ROW + k * MAT_K / 8, ROW,
-					gl_CooperativeMatrixLayoutRowMajor);
-			[[unroll]] for (int j = 0; j < N_J; j++)
-				sums[i][j] = coopMatMulAdd(x, w[j], sums[i][j]);
-		}
+			sums[i][j] = coopMatMulAdd(x, w[j], sums[i][j]);
 	}
 }
 
-/* All steps of [first, end); x: the address of row 0; x_stride as above. */
+operands get_operands(uvec2 x, uint x_stride, uint s, uint buffer_at, uint n_live)
+{
+	return operands(buffer_at + first_n() * ROW, buffer_at + W_SIZE + first_m() * ROW, x,
+		x_at[0] + s * X_UNITS, x_stride / 8, n_live);
+}
+
+/*
+ * With two buffers: the units of the next step go into the other one between the multiplications of
+ * this one, and those of the step after it are asked for in the same breath. Behind the end the last
+ * step is loaded and stored again: no branch is in the way of either.
+ */
+void sum_steps_twofold(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
+{
+	const int n_k = BK / MAT_K;
+	uint buffer_at = 0;
+
+	load_step(x, first);
+	store_step(first, buffer_at);
+	load_step(x, min(first + 1, end - 1));
+	for (uint s = first; s < end; s++) {
+		operands o = get_operands(x, x_stride, s, buffer_at, n_live);
+		uint next = min(s + 1, end - 1), after = min(s + 2, end - 1);
+		uint other_at = BUFFER - buffer_at;
+		barrier();
+		[[unroll]] for (int k = 0; k < n_k; k++) {
+			multiply(o, k);
+			[[unroll]] for (int i = k * N_W / n_k; i < (k + 1) * N_W / n_k; i++) {
+				store_w(i, next, other_at);
+				load_w(i, after);
+			}
+			[[unroll]] for (int i = k * N_X / n_k; i < (k + 1) * N_X / n_k; i++) {
+				store_x(i, other_at);
+				load_x(i, x, after);
+			}
+		}
+		buffer_at = other_at;
+	}
+	barrier();
+}
+
+/*
+ * All steps of [first, end); x: the address of row 0; x_stride as above. All have read and written
+ * shared memory for the last time.
+ */
 void sum_steps(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
 {
+	if (N_BUFFERS == 2) {
+		sum_steps_twofold(x, x_stride, first, end, n_live);
+		return;
+	}
 	load_step(x, first);
 	for (uint s = first; s < end; s++) {
-		uint buffer_at = N_BUFFERS == 2 ? (s & 1) * BUFFER : 0;
-		if (N_BUFFERS == 1)
-			barrier();
-		store_step(s, buffer_at);
+		operands o = get_operands(x, x_stride, s, 0, n_live);
+		store_step(s, 0);
 		if (s + 1 < end)
 			load_step(x, s + 1);
 		barrier();
-		multiply_step(x, x_stride, s, buffer_at, n_live);
+		[[unroll]] for (int k = 0; k < BK / MAT_K; k++)
+			multiply(o, k);
+		barrier();
 	}
 }
 
@@ -219,27 +274,26 @@ float staged_output(uint at)
 /* MAT_M rows of the subgroup's sums, from row i0 of the tile, at quad `at` of the shared memory. */
 void store_rows(uint i0, uint n_live, uint at)
 {
-	const int n_columns = IS_FOLDED ? SN_OUT : SN;
 	uint j0 = first_n() / SN * SN_OUT;
 
-	[[unroll]] for (int e0 = 0; e0 < MAT_M * n_columns; e0 += int(SUBGROUP)) {
+	[[unroll]] for (int e0 = 0; e0 < MAT_M * SN_OUT; e0 += int(SUBGROUP)) {
 		uint e = e0 + lane();
-		uint i = e / n_columns, c = e % n_columns;
+		uint i = e / SN_OUT, c = e % SN_OUT;
 		uint from = 4 * (at + i * OUT_ROW) + c;
-		if (e >= MAT_M * n_columns || i0 + i >= n_live)
+		if (e >= MAT_M * SN_OUT || i0 + i >= n_live)
 			continue;
 		float v = staged_output(from);
-		if (IS_FOLDED)
+		if (IS_SWIGLU)
 			v = silu(v) * staged_output(from + SN_OUT);
-		store_output(i0 + i, c / SN_OUT, j0 + c % SN_OUT, v);
+		store_output(i0 + i, j0 + c, v);
 	}
 }
 
+/* The sums, finished; rows from n_live on are left out. */
 void store_tile(uint n_live)
 {
 	uint at = gl_SubgroupID * OUT_SIZE;
 
-	barrier(); /* the last step's inputs are no longer read */
 	[[unroll]] for (int i = 0; i < N_I; i++) {
 		[[unroll]] for (int j = 0; j < N_J; j++)
 			coopMatStore(sums[i][j], stage, at + j * MAT_N / 4, OUT_ROW,
@@ -248,6 +302,17 @@ void store_tile(uint n_live)
 		store_rows(first_m() + i * MAT_M, n_live, at);
 		subgroupBarrier();
 	}
+	barrier(); /* another tile may come */
+}
+
+/* The sums as they are: [BM][BN] at an address. */
+void store_partial(uvec2 to)
+{
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			coopMatStore(sums[i][j], FloatsOut(to).at,
+				(first_m() + i * MAT_M) * BN + first_n() + j * MAT_N, BN,
+				gl_CooperativeMatrixLayoutRowMajor);
 }
 
 #endif

@@ -121,6 +121,8 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 	VkPhysicalDeviceVulkan13Properties v13 = {
 		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_PROPERTIES,
 		.pNext = set->has_host_import ? &host : NULL};
+	VkPhysicalDeviceShaderSMBuiltinsPropertiesNV sm = {
+		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV};
 	VkPhysicalDeviceVulkan12Properties v12 = {
 		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES, .pNext = &v13};
 	VkPhysicalDeviceVulkan11Properties v11 = {
@@ -130,6 +132,10 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 	const VkPhysicalDeviceProperties *p = &properties.properties;
 	struct vk_device_info *info = &d->info;
 
+	if (set->has_sm_count) {
+		sm.pNext = v13.pNext;
+		v13.pNext = &sm;
+	}
 	vkGetPhysicalDeviceProperties2(d->physical, &properties);
 	snprintf(info->name, sizeof(info->name), "%s", p->deviceName);
 	snprintf(info->driver, sizeof(info->driver), "%.100s %.150s", v12.driverName,
@@ -139,6 +145,7 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 	info->vendor_id = p->vendorID;
 	info->is_software = p->deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
 	info->subgroup_size = v11.subgroupSize;
+	info->n_cores = sm.shaderSMCount;
 	info->max_push_bytes = p->limits.maxPushConstantsSize;
 	info->max_shared_bytes = p->limits.maxComputeSharedMemorySize;
 	info->max_alloc_bytes = min_u64(v11.maxMemoryAllocationSize, v13.maxBufferSize);

@@ -45,6 +45,7 @@ struct vk_device_info {
 	uint32_t vendor_id;
 	bool is_software;
 	uint32_t subgroup_size;
+	uint32_t n_cores; /* that run workgroups beside each other; 0: the driver does not say */
 	uint32_t max_push_bytes;
 	uint32_t max_shared_bytes;
 	uint64_t max_alloc_bytes; /* maxMemoryAllocationSize, also capped by maxBufferSize */

@@ -60,6 +60,7 @@ static const struct {
 		offsetof(struct vk_feature_set, has_dma_buf)},
 	{VK_EXT_MEMORY_BUDGET_EXTENSION_NAME, offsetof(struct vk_feature_set, has_memory_budget)},
 	{VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, offsetof(struct vk_feature_set, has_matrix)},
+	{VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME, offsetof(struct vk_feature_set, has_sm_count)},
 	{VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME,
 		offsetof(struct vk_feature_set, has_statistics)},
 };

@@ -28,6 +28,7 @@ struct vk_feature_set {
 	bool has_memory_budget;
 	bool has_host_import;
 	bool has_dma_buf;
+	bool has_sm_count;   /* VK_NV_shader_sm_builtins, of which only a property is used */
 	bool has_statistics; /* and they are wanted */
 	bool has_matrix;     /* and the features that kernels with matrices need */
 };

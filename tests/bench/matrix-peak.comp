@@ -2,8 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * As many multiplications of the device's matrices as there can be: out of registers, four by four
- * accumulators a subgroup. n_rounds * 16 of them a subgroup; nothing is stored unless they sum to a
- * number that they do not.
+ * accumulators a subgroup, n_rounds * 16 of them. Out of memory once, or a compiler would know them;
+ * nothing is stored unless they sum to a number that they do not.
  */
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -17,12 +17,14 @@ layout(constant_id = 1) const int M = 16;
 layout(constant_id = 2) const int K = 16;
 layout(local_size_x_id = 3) in;
 
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 at[]; };
 layout(buffer_reference, std430) buffer Floats { float at[]; };
 layout(push_constant, std430) uniform Push
 {
+	uvec2 x; /* [8][32 by 16] f16 */
 	uvec2 y;
 	uint n_rounds;
-	float none;
+	uint pad;
 };
 
 void main()
@@ -32,11 +34,11 @@ void main()
 	coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> c[4][4];
 
 	[[unroll]] for (int i = 0; i < 4; i++) {
-		a[i] = coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA>(none + i);
-		b[i] = coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>(none - i);
+		coopMatLoad(a[i], Quads(x).at, 64 * i, 2, gl_CooperativeMatrixLayoutRowMajor);
+		coopMatLoad(b[i], Quads(x).at, 64 * (4 + i), 2, gl_CooperativeMatrixLayoutColumnMajor);
 		[[unroll]] for (int j = 0; j < 4; j++)
 			c[i][j] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(
-				none);
+				0.0);
 	}
 	for (uint r = 0; r < n_rounds; r++)
 		[[unroll]] for (int i = 0; i < 4; i++)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products on the device's matrices against scalar references: every block format with everything
- * fused in, rows and columns that fill no tile, k in runs, both kinds of steps; poison in all that
- * is not to be read or written, staging too. Skips where the device has no matrices or the build no
- * kernels for them.
+ * fused in, rows and columns that fill no tile, tiles that are shared, both kinds of steps; poison
+ * in all that is not to be read or written, staging too. Skips where the device has no matrices or
+ * the build no kernels for them.
  */
 #include <math.h>
 
@@ -55,23 +55,29 @@ static void fini(struct site *s)
  * matrices of the device.
  */
 static const struct op_matrix_tile small_tiles[] = {
-	{.bn = 4, .bm = 4, .bk = 32, .sn = 2, .sm = 1, .n_buffers = 1, .n_splits = 1},
+	{.bn = 4,
+		.bm = 4,
+		.bk = 32,
+		.sn = 2,
+		.sm = 1,
+		.n_buffers = 1,
+		.n_streams = OP_MATRIX_TILE_NO_STREAMS},
 	{.bn = 4,
 		.bm = 2,
 		.bk = 32,
 		.sn = 1,
 		.sm = 2,
 		.n_buffers = 2,
-		.n_splits = 1,
+		.n_streams = OP_MATRIX_TILE_NO_STREAMS,
 		.is_direct = true},
-	{.bn = 4, .bm = 2, .bk = 64, .sn = 2, .sm = 1, .n_buffers = 1, .n_splits = 3},
+	{.bn = 4, .bm = 2, .bk = 64, .sn = 2, .sm = 1, .n_buffers = 1, .n_streams = 3},
 	{.bn = 2,
 		.bm = 4,
 		.bk = 32,
 		.sn = 2,
 		.sm = 2,
 		.n_buffers = 2,
-		.n_splits = 2,
+		.n_streams = 7,
 		.is_ragged = true},
 };
 
@@ -367,7 +373,7 @@ static void test_bits_repeat(void **state)
 	(void)state;
 	init(&site);
 	struct op_arena *a = &site.a;
-	s.tile.n_splits = 5;
+	s.tile.n_streams = 5;
 	struct op_matmul_params p = {.n_parts = 1,
 		.w[0] = take_matrix(a, DTYPE_Q8_0, N, K),
 		.x = op_arena_address(a, op_arena_take_floats(a, M * K)),

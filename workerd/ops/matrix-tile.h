@@ -13,19 +13,22 @@
 
 struct weights_tensor;
 
+enum { OP_MATRIX_TILE_NO_STREAMS = UINT16_MAX };
+
 struct op_matrix_tile {
 	uint16_t bn, bm;    /* rows of W and of x of a workgroup */
 	uint16_t bk;        /* of k a step: 32 or 64 */
 	uint16_t sn, sm;    /* rows of W and of x of a subgroup */
 	uint16_t n;         /* of the device's matrices that it has, along n; 0: the first listed */
 	uint16_t n_buffers; /* of a step in shared memory: 1 or 2 */
-	uint16_t n_splits;  /* runs of k that are summed apart; 0: as many as fill the device */
+	uint16_t n_streams; /* workgroups that share the last tiles (shaders/matrix-share.glsl); 0:
+			       as many as the device has room for, if it says */
 	bool is_direct;     /* subgroups load x from global memory; staging has whole tiles of x */
 	bool is_decoded;    /* W becomes f16 in staging first, where there is room */
 	bool is_ragged;     /* rows of x that a tile does not have cost nothing, the others more */
 };
 
-/* The kernel's n_subgroups and spec but for FINISH and PARTIAL; false where it cannot be. */
+/* The kernel's n_subgroups and spec but for FINISH; false where it cannot be. */
 bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile *tile, uint64_t k,
 	struct op_pool_kernel *ret_kernel);
 

@@ -12,15 +12,13 @@
 #include "workerd/ops/stage.h"
 
 enum {
-	PARTIAL_ALIGN = 256, /* bytes; where runs' sums begin behind x */
-	MIN_ROWS = 17,       /* below, kernels of a row at a time are limited by reading W */
-	FULL_GROUPS = 256,   /* workgroups that keep all of a large GPU busy */
-	MAX_SPLITS = 16,
-	MIN_SPLIT_STEPS = 8, /* a run pays for its sums */
+	PART_ALIGN = 256,   /* bytes; where things begin in staging behind x */
+	MIN_ROWS = 17,      /* below, kernels of a row at a time are limited by reading W */
+	CORE_SUBGROUPS = 8, /* that a core of a GPU has registers for */
 	SUM_INVOCATIONS = 128,
 	DECODE_INVOCATIONS = 128,
 	DECODE_ELEMENTS = 8, /* an invocation decodes so many or more */
-	MAX_GRID_Y = 65535,  /* Vulkan promises no more */
+	MAX_GRID = 65535,    /* in one dimension: Vulkan promises no more */
 };
 
 /* A matrix product with all that was decided about it. */
@@ -32,7 +30,7 @@ struct product {
 	uint32_t width; /* of a row of y */
 };
 
-/* A dispatch's parts, and where its things are in staging behind x. */
+/* A dispatch's parts, and where there is room in staging behind x. */
 struct dispatch {
 	uint32_t first;
 	uint32_t n_parts;
@@ -42,13 +40,6 @@ struct dispatch {
 	bool is_decoded;
 };
 
-/* Runs of k of one dispatch. */
-struct runs {
-	uint32_t n;
-	uint32_t n_steps; /* of one */
-	uint64_t n_bytes; /* of one's sums */
-};
-
 /* Tiles by the most rows that there can be, the smaller ones first. */
 static const struct {
 	uint32_t n_rows;
@@ -56,7 +47,7 @@ static const struct {
 } tiles[] = {
 	{32, {.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1}},
 	{64, {.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
-	{UINT32_MAX, {.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2}},
+	{UINT32_MAX, {.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
 };
 
 /* Narrow enough for a subgroup of eight lanes. */
@@ -84,9 +75,32 @@ static uint64_t staged_bytes(uint32_t n_rows, uint64_t k)
 	return 2 * n_rows * k;
 }
 
-static uint64_t partial_at(uint32_t n_rows, uint64_t k)
+static uint64_t round_up(uint64_t v)
 {
-	return (staged_bytes(n_rows, k) + PARTIAL_ALIGN - 1) / PARTIAL_ALIGN * PARTIAL_ALIGN;
+	return (v + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
+}
+
+/* Workgroups that share the last tiles, see op_matrix_tile.n_streams. */
+static uint32_t choose_streams(const struct op_pool *pool, const struct op_matrix_tile *t)
+{
+	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
+	uint32_t n = n_subgroups < CORE_SUBGROUPS ? CORE_SUBGROUPS / n_subgroups : 1;
+
+	if (t->n_streams == OP_MATRIX_TILE_NO_STREAMS)
+		return 0;
+	return t->n_streams ? t->n_streams : n * op_pool_get_info(pool)->n_cores;
+}
+
+/* Two tiles a stream. */
+static uint64_t partial_bytes(const struct op_matrix_tile *t, uint32_t n_streams)
+{
+	return 2ull * n_streams * t->bn * t->bm * sizeof(float);
+}
+
+/* The most groups of a dispatch for n rows of W. */
+static uint64_t count_groups(const struct op_matrix_tile *t, uint64_t n, uint32_t n_rows)
+{
+	return (n / (t->bn / 2) + ABI_MATMUL_MAX_PARTS) * ((n_rows + t->bm - 1) / t->bm);
 }
 
 bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p)
@@ -110,66 +124,31 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 	uint64_t n_staged = staged_bytes(p->n_rows, k);
 	/* Quads of x and bytes of a row of y are counted in 32 bits. */
 	return n_staged <= p->n_staging_bytes && n_staged / 16 < UINT32_MAX &&
-	       n < UINT32_MAX / sizeof(float) && n / (tile.bn / 2) < MAX_GRID_Y / MAX_SPLITS &&
+	       n < UINT32_MAX / sizeof(float) && count_groups(&tile, n, p->n_rows) < MAX_GRID / 2 &&
 	       op_matrix_tile_bind(pool, &tile, k, &kernel);
 }
 
-uint64_t op_matrix_staging_bytes(uint32_t n_rows, uint64_t k, uint64_t n)
+uint64_t op_matrix_staging_bytes(const struct op_pool *pool, uint32_t n_rows, uint64_t k)
 {
-	/* Tiles of 128 rows of W and of at most as many of x: no choice makes fewer. */
-	uint64_t n_tiles = (n + 127) / 128 * ((n_rows + 127) / 128);
-	uint64_t n_splits = (FULL_GROUPS + n_tiles - 1) / n_tiles;
+	struct op_matrix_tile tile = choose_tile(pool, n_rows, k);
 
-	if (n_splits > MAX_SPLITS)
-		n_splits = MAX_SPLITS;
-	if (n_splits == 1)
-		return staged_bytes(n_rows, k);
-	return partial_at(n_rows, k) + n_splits * n_rows * n * sizeof(float);
+	return round_up(staged_bytes(n_rows, k)) +
+	       partial_bytes(&tile, choose_streams(pool, &tile));
 }
 
-/* Runs of k, so that all of the device has work, where their sums have a place. */
-static struct runs choose_runs(
-	const struct product *s, uint64_t n_used, uint32_t n_tiles, uint32_t width)
-{
-	const struct op_matmul_params *p = s->p;
-	uint32_t n_steps = s->k / s->tile.bk;
-	uint32_t n = s->tile.n_splits ? s->tile.n_splits : (FULL_GROUPS + n_tiles - 1) / n_tiles;
-	uint64_t n_room = p->n_staging_bytes > n_used ? p->n_staging_bytes - n_used : 0;
-	struct runs runs = {.n_bytes = sizeof(float) * (uint64_t)p->n_rows * width};
-
-	if (!s->tile.n_splits && n > n_steps / MIN_SPLIT_STEPS)
-		n = n_steps / MIN_SPLIT_STEPS;
-	if (n > MAX_SPLITS)
-		n = MAX_SPLITS;
-	if (n > n_steps)
-		n = n_steps;
-	if (n > n_room / runs.n_bytes)
-		n = (uint32_t)(n_room / runs.n_bytes);
-	if (n < 1 || runs.n_bytes > UINT32_MAX)
-		n = 1;
-	runs.n_steps = (n_steps + n - 1) / n;
-	runs.n = (n_steps + runs.n_steps - 1) / runs.n_steps;
-	return runs;
-}
-
+/* Finishes what was shared. */
 static int record_sum(struct op_pool *pool, struct vk_command *c, const struct product *s,
-	const struct abi_matrix_sum *push, uint32_t finish, struct err *ret_err)
+	const struct op_pool_kernel *product, const struct abi_matrix *push, uint32_t n_tiles,
+	struct err *ret_err)
 {
-	uint32_t n_out = finish == ABI_TILE_FINISH_SWIGLU ? push->width / 2 : push->width;
-	const struct op_pool_kernel kernel = {
-		.id = KERNELS_MATRIX_SUM,
-		.n_subgroups = SUM_INVOCATIONS / op_pool_get_subgroup_size(pool),
-		.n_spec = 1,
-		.spec = {[ABI_MATRIX_SUM_SPEC_FINISH - ABI_SPEC_KERNEL] = finish},
-	};
-	uint32_t n_groups = (n_out + SUM_INVOCATIONS - 1) / SUM_INVOCATIONS;
+	struct op_pool_kernel kernel = *product;
+	uint32_t n_x = n_tiles < 2 * push->n_streams ? n_tiles : 2 * push->n_streams;
 
+	kernel.id = KERNELS_MATRIX_SUM;
+	kernel.n_subgroups = SUM_INVOCATIONS / op_pool_get_subgroup_size(pool);
 	vk_command_barrier(c);
-	int r = op_pool_dispatch(
-		pool, c, &kernel, push, n_groups * kernel.n_subgroups, s->p->n_rows, ret_err);
-	/* The next parts' sums come to the same place. */
-	vk_command_barrier(c);
-	return r;
+	return op_pool_dispatch(pool, c, &kernel, push, n_x * kernel.n_subgroups,
+		(s->tile.bm + ABI_MATRIX_SUM_ROWS - 1) / ABI_MATRIX_SUM_ROWS, ret_err);
 }
 
 /* W as f16 behind x, where that is to be and has room; push reads it there then. */
@@ -202,7 +181,7 @@ static int record_decode(struct op_pool *pool, struct vk_command *c, const struc
 		at += 2ull * push->n[i] * s->k;
 	}
 	push->n_row_bytes = 2 * s->k;
-	d->free_at = (at + PARTIAL_ALIGN - 1) / PARTIAL_ALIGN * PARTIAL_ALIGN;
+	d->free_at = round_up(at);
 	d->is_decoded = true;
 	vk_command_barrier(c);
 	return 0;
@@ -216,30 +195,27 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 	struct op_pool_kernel kernel = s->kernel;
 	bool is_swiglu = d->finish == ABI_TILE_FINISH_SWIGLU;
 	uint32_t n_out = is_swiglu ? s->tile.bn / 2 : s->tile.bn;
-	uint32_t n_groups_x = (p->n_rows + s->tile.bm - 1) / s->tile.bm;
-	uint32_t n_tiles = 0, width = 0;
+	uint32_t n_tiles = 0, n_streams = choose_streams(pool, &s->tile);
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
 	uint64_t r_at = d->finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
-	uint64_t y = p->y + 4ull * d->y_at;
 	struct abi_matrix push = {
 		.x = p->staging,
-		.y = y,
+		.y = p->y + 4ull * d->y_at,
 		.r = r_at ? r_at + 4ull * d->y_at : 0,
 		.m = p->m,
 		.k = s->k,
 		.n_row_bytes = (uint32_t)(w->n_bytes / w->ne[1]),
-		.x_stride = s->k,
 		.y_stride = s->width,
 	};
 
 	for (uint32_t i = 0; i < d->n_parts; i++) {
 		push.w[i] = w[i].address;
 		push.n[i] = (uint32_t)w[i].ne[1];
-		width += push.n[i];
 		if (!is_swiglu || i == 0)
 			n_tiles += (push.n[i] + n_out - 1) / n_out;
 	}
-	d->free_at = partial_at(p->n_rows, s->k);
+	n_tiles *= (p->n_rows + s->tile.bm - 1) / s->tile.bm;
+	d->free_at = round_up(staged_bytes(p->n_rows, s->k));
 	int r = record_decode(pool, c, s, d, &push, ret_err);
 	if (r)
 		return r;
@@ -247,36 +223,19 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 		kernel.id = KERNELS_MATRIX_F16;
 	else if (!op_matrix_tile_find_kernel(w, false, &kernel.id))
 		return err_set(ret_err, ENOTSUP, "block format: found id %u", w->dtype);
-	struct runs runs = choose_runs(s, d->free_at, n_tiles * n_groups_x, width);
-	push.n_splits = runs.n;
-	push.n_split_steps = runs.n_steps;
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = d->finish;
-	if (runs.n > 1) {
-		kernel.spec[ABI_MATRIX_SPEC_PARTIAL - ABI_SPEC_KERNEL] = 1;
-		/* But for the order of rows, the finish is matrix-sum's. */
-		if (!is_swiglu)
-			kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] =
-				ABI_TILE_FINISH_STORE;
-		push.y = p->staging + d->free_at;
-		push.y_stride = width;
-		push.n_split_bytes = (uint32_t)runs.n_bytes;
+	if (d->free_at + partial_bytes(&s->tile, n_streams) <= p->n_staging_bytes) {
+		push.n_streams = n_streams;
+		push.partial = p->staging + d->free_at;
 	}
-	r = op_pool_dispatch(pool, c, &kernel, &push, n_groups_x * kernel.n_subgroups,
-		n_tiles * runs.n, ret_err);
-	/* The next parts' weights come to the same place. */
-	if (!r && runs.n == 1 && d->is_decoded)
+	r = op_pool_dispatch(pool, c, &kernel, &push,
+		(push.n_streams + n_tiles) * kernel.n_subgroups, 1, ret_err);
+	if (!r && push.n_streams)
+		r = record_sum(pool, c, s, &kernel, &push, n_tiles, ret_err);
+	/* What the next parts put into staging comes to the same place. */
+	if (!r && (push.n_streams || d->is_decoded))
 		vk_command_barrier(c);
-	if (r || runs.n == 1)
-		return r;
-	const struct abi_matrix_sum sum = {.partial = push.y,
-		.y = y,
-		.r = push.r,
-		.m = p->m,
-		.n_splits = runs.n,
-		.n_split_bytes = push.n_split_bytes,
-		.width = width,
-		.y_stride = s->width};
-	return record_sum(pool, c, s, &sum, d->finish, ret_err);
+	return r;
 }
 
 /* Runs of parts of one format; their outputs lie side by side in a row of y. */

@@ -6,8 +6,8 @@
  * The same as op_matmul_record (workerd/ops/matmul.h) for many rows, on the device's matrices:
  * x is made f16 in p->staging (shaders/stage.comp), weights become f16 on their way
  * (shaders/matrix.comp), sums are f32. Results are within the rounding of both to f16, and the same
- * bits for the same rows in the same recording; rows that are recorded for another n_rows may have
- * others. Engine thread, when commands are recorded.
+ * bits whenever the same rows are computed again; beside more or fewer rows they may be others.
+ * Engine thread, when commands are recorded.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,10 +27,10 @@ struct vk_command;
 bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p);
 
 /*
- * Bytes of staging that rows of k and outputs of all matrices of one op, n wide, want: x as f16 and
- * sums of runs of k. With less, down to 2 * n_rows * k, k is cut into fewer runs or none.
+ * Bytes of staging that this wants: x as f16, and sums of parts of tiles. With less, down to
+ * 2 * n_rows * k, the last tiles are not shared among workgroups, and the device is less busy.
  */
-uint64_t op_matrix_staging_bytes(uint32_t n_rows, uint64_t k, uint64_t n);
+uint64_t op_matrix_staging_bytes(const struct op_pool *pool, uint32_t n_rows, uint64_t k);
 
 /*
  * Records it, with barriers where one of its own dispatches needs another's output: of staging
