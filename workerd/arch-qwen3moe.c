@@ -12,7 +12,7 @@ static int add_routing_values(const struct arch_stack *s, struct graph_routing *
 {
 	const uint32_t n_expert = s->hp->n_expert, n_used = s->hp->n_expert_used;
 	const uint32_t group_words = sizeof(struct abi_group) / 4;
-	struct graph_routing v = {.cache = GRAPH_NONE};
+	struct graph_routing v = {.cache = GRAPH_NONE, .wide = GRAPH_NONE};
 	int r;
 
 	if ((r = graph_add_value(s->g, n_expert, false, s->err, &v.logits)) ||
@@ -24,6 +24,15 @@ static int add_routing_values(const struct arch_stack *s, struct graph_routing *
 			 s->err, &v.groups)))
 		return r;
 	graph_extend_value(s->g, v.groups, group_words * n_expert);
+	if (s->g->wants_staging) {
+		r = graph_add_value(s->g,
+			(group_words * n_used + ABI_MATRIX_GROUP_ROWS - 1) / ABI_MATRIX_GROUP_ROWS,
+			false, s->err, &v.wide);
+		if (r)
+			return r;
+		graph_extend_value(s->g, v.wide, group_words * n_expert);
+		graph_name_value(s->g, v.wide, "wide groups");
+	}
 	graph_name_value(s->g, v.logits, "router");
 	graph_name_value(s->g, v.choice, "choice");
 	graph_name_value(s->g, v.pairs, "pairs");

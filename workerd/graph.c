@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,10 +11,7 @@
 #include "proto/util/err.h"
 #include "workerd/ops/matrix.h"
 
-enum {
-	ALIGN = 256, /* of values, so that no two share a cache line */
-	MOST_SPLIT_ROWS = 1024,
-};
+enum { ALIGN = 256 }; /* of values, so that no two share a cache line */
 
 void graph_fini(struct graph *g)
 {
@@ -98,25 +94,35 @@ static void use_routing(struct graph *g, const struct graph_routing *r, bool is_
 	use(g, r->choice, is_written);
 	use(g, r->pairs, is_written);
 	use(g, r->groups, is_written);
+	use(g, r->wide, is_written);
 }
 
-/* One for all matmuls: each is done with it before the next begins. */
+/* Words of a row that an op puts into another form, and words beside all rows; 0: it has none. */
+static uint32_t get_staging(const struct graph *g, const struct graph_op *op, uint32_t *ret_extra)
+{
+	uint64_t k;
+
+	*ret_extra = 0;
+	if (op->kind == GRAPH_MATMUL) {
+		*ret_extra = OP_MATRIX_PARTIAL_BYTES / 4;
+		k = (op->matmul.w[0].ne[0] + 63) / 64 * 64;
+	} else if (op->kind == GRAPH_EXPERTS) {
+		k = op->experts.w[0].ne[0];
+		if (op->experts.finish == OP_EXPERTS_MIX)
+			k *= g->n_expert_used;
+	} else {
+		return 0;
+	}
+	return (uint32_t)((k + 1) / 2);
+}
+
+/* One for all ops: each is done with it before the next begins. */
 static int use_staging(struct graph *g, const struct graph_op *op, struct err *ret_err)
 {
-	const uint64_t k = op->matmul.w[0].ne[0];
-	const uint32_t width = (uint32_t)(k + 63) / 64 * 32;
-	uint64_t n = 0, n_extra = 0;
+	uint32_t n_extra, width = get_staging(g, op, &n_extra);
 
-	for (uint32_t i = 0; i < op->matmul.n_parts; i++)
-		n += op->matmul.w[i].ne[1];
-	/* What is summed apart is most for few rows, and nothing for many. */
-	for (uint32_t m = 1; m <= MOST_SPLIT_ROWS; m *= 2) {
-		uint64_t n_words = op_matrix_staging_bytes(m, k, n) / 4;
-		if (n_words > n_extra + (uint64_t)width * m)
-			n_extra = n_words - (uint64_t)width * m;
-	}
-	if (n_extra > UINT32_MAX)
-		return err_set(ret_err, EOVERFLOW, "scratch: a matrix of %" PRIu64 " rows", n);
+	if (!g->wants_staging || width == 0)
+		return 0;
 	if (!g->has_staging) {
 		int r = graph_add_value(g, width, false, ret_err, &g->staging);
 		if (r)
@@ -127,7 +133,7 @@ static int use_staging(struct graph *g, const struct graph_op *op, struct err *r
 	if (g->values[g->staging].width < width)
 		g->values[g->staging].width = width;
 	if (g->values[g->staging].n_extra < n_extra)
-		g->values[g->staging].n_extra = (uint32_t)n_extra;
+		g->values[g->staging].n_extra = n_extra;
 	use(g, g->staging, true);
 	return 0;
 }
@@ -136,7 +142,7 @@ int graph_add_op(struct graph *g, const struct graph_op *op, struct err *ret_err
 {
 	uint32_t partials = GRAPH_NONE;
 	int r = grow((void **)&g->ops, g->n_ops, &g->n_ops_room, sizeof(g->ops[0]), ret_err);
-	if (!r && op->kind == GRAPH_MATMUL && g->wants_staging)
+	if (!r)
 		r = use_staging(g, op, ret_err);
 	if (!r && op->kind == GRAPH_ATTENTION)
 		r = graph_add_value(g, 0, false, ret_err, &partials);

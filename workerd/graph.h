@@ -50,6 +50,7 @@ struct graph_routing {
 	uint32_t choice; /* [m][n_expert_used] struct abi_choice */
 	uint32_t pairs;  /* [m * n_expert_used] u32 */
 	uint32_t groups; /* struct abi_group, see op_group_count_slots */
+	uint32_t wide;   /* see op_group_count_wide; GRAPH_NONE where kernels are exact */
 	uint32_t cache;  /* see expert-cache.h; GRAPH_NONE: the layer has none */
 };
 

@@ -145,6 +145,7 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 		.choice = route.choice,
 		.pairs = value_address(r, op->route.pairs),
 		.groups = value_address(r, op->route.groups),
+		.wide = value_address(r, op->route.wide),
 		.m = route.m,
 		.n_expert = route.n_expert,
 		.n_used = route.n_used,
@@ -185,6 +186,8 @@ static int record_experts(const struct recorder *r, const struct graph_op *op)
 		.choice = value_address(r, routing->choice),
 		.pairs = value_address(r, routing->pairs),
 		.groups = value_address(r, routing->groups),
+		.wide = value_address(r, routing->wide),
+		.is_exact = r->a->is_exact,
 		.m = r->a->n_rows,
 		.n_used = r->g->n_expert_used,
 		.is_routed = is_cached,
@@ -194,6 +197,10 @@ static int record_experts(const struct recorder *r, const struct graph_op *op)
 		.n_rows = r->n_rows,
 	};
 
+	if (r->g->has_staging) {
+		params.staging = value_address(r, r->g->staging);
+		params.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
+	}
 	for (uint32_t i = 0; i < op->experts.n_parts; i++) {
 		params.w[i] = op->experts.w[i];
 		params.tables[i] = r->a->expert_tables + sizeof(uint64_t) * op->experts.tables[i];

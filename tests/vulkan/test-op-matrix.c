@@ -419,7 +419,7 @@ static void test_what_does_not_fit(void **state)
 	REFUSED(p.is_exact = true);
 	REFUSED(p.staging = 0);
 	REFUSED(p.n_staging_bytes--);
-	REFUSED(p.n_rows = 16);
+	REFUSED(p.n_rows = 8);
 	REFUSED(p.w[0].dtype = 10); /* q2_K */
 	REFUSED(p.w[0].layout = 7);
 	REFUSED(p.w[0].address += 2);

@@ -7,6 +7,7 @@
 #include "proto/util/err.h"
 #include "vk/command.h"
 #include "workerd/ops/group.h"
+#include "workerd/ops/matrix-experts.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/variant.h"
 
@@ -188,6 +189,8 @@ int op_experts_record(struct op_pool *pool, struct vk_command *c, const struct o
 			: p->is_routed ? ABI_EXPERTS_ROWS_CHOICE
 				       : ABI_EXPERTS_ROWS_ROUTE;
 
+	if (op_matrix_experts_fits(pool, p))
+		return op_matrix_experts_record(pool, c, p, ret_err);
 	int r = p->finish == OP_EXPERTS_SWIGLU ? record_swiglu(pool, c, p, rows, ret_err)
 					       : record_mix(pool, c, p, is_grouped, ret_err);
 	if (r)

@@ -13,7 +13,7 @@
 
 enum {
 	PART_ALIGN = 256,   /* bytes; where things begin in staging behind x */
-	MIN_ROWS = 17,      /* below, kernels of a row at a time are limited by reading W */
+	MIN_ROWS = 9,       /* up to there W is read once by workerd/ops/matvec.h, too */
 	CORE_SUBGROUPS = 8, /* that a core of a GPU has registers for */
 	SUM_INVOCATIONS = 128,
 	DECODE_INVOCATIONS = 128,
@@ -80,21 +80,22 @@ static uint64_t round_up(uint64_t v)
 	return (v + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
 }
 
-/* Workgroups that share the last tiles, see op_matrix_tile.n_streams. */
-static uint32_t choose_streams(const struct op_pool *pool, const struct op_matrix_tile *t)
+/*
+ * Workgroups that share the last tiles, see op_matrix_tile.n_streams; each has places for two
+ * tiles' sums in n_bytes. As many as chosen or none: fewer would each have more than a full
+ * device's.
+ */
+static uint32_t choose_streams(
+	const struct op_pool *pool, const struct op_matrix_tile *t, uint64_t n_bytes)
 {
 	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
 	uint32_t n = n_subgroups < CORE_SUBGROUPS ? CORE_SUBGROUPS / n_subgroups : 1;
 
-	if (t->n_streams == OP_MATRIX_TILE_NO_STREAMS)
+	n = t->n_streams ? t->n_streams : n * op_pool_get_info(pool)->n_cores;
+	if (t->n_streams == OP_MATRIX_TILE_NO_STREAMS ||
+		n > n_bytes / (2ull * t->bn * t->bm * sizeof(float)))
 		return 0;
-	return t->n_streams ? t->n_streams : n * op_pool_get_info(pool)->n_cores;
-}
-
-/* Two tiles a stream. */
-static uint64_t partial_bytes(const struct op_matrix_tile *t, uint32_t n_streams)
-{
-	return 2ull * n_streams * t->bn * t->bm * sizeof(float);
+	return n;
 }
 
 /* The most groups of a dispatch for n rows of W. */
@@ -126,14 +127,6 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 	return n_staged <= p->n_staging_bytes && n_staged / 16 < UINT32_MAX &&
 	       n < UINT32_MAX / sizeof(float) && count_groups(&tile, n, p->n_rows) < MAX_GRID / 2 &&
 	       op_matrix_tile_bind(pool, &tile, k, &kernel);
-}
-
-uint64_t op_matrix_staging_bytes(const struct op_pool *pool, uint32_t n_rows, uint64_t k)
-{
-	struct op_matrix_tile tile = choose_tile(pool, n_rows, k);
-
-	return round_up(staged_bytes(n_rows, k)) +
-	       partial_bytes(&tile, choose_streams(pool, &tile));
 }
 
 /* Finishes what was shared. */
@@ -195,7 +188,7 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 	struct op_pool_kernel kernel = s->kernel;
 	bool is_swiglu = d->finish == ABI_TILE_FINISH_SWIGLU;
 	uint32_t n_out = is_swiglu ? s->tile.bn / 2 : s->tile.bn;
-	uint32_t n_tiles = 0, n_streams = choose_streams(pool, &s->tile);
+	uint32_t n_tiles = 0;
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
 	uint64_t r_at = d->finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
 	struct abi_matrix push = {
@@ -224,8 +217,8 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 	else if (!op_matrix_tile_find_kernel(w, false, &kernel.id))
 		return err_set(ret_err, ENOTSUP, "block format: found id %u", w->dtype);
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = d->finish;
-	if (d->free_at + partial_bytes(&s->tile, n_streams) <= p->n_staging_bytes) {
-		push.n_streams = n_streams;
+	if (d->free_at < p->n_staging_bytes) {
+		push.n_streams = choose_streams(pool, &s->tile, p->n_staging_bytes - d->free_at);
 		push.partial = p->staging + d->free_at;
 	}
 	r = op_pool_dispatch(pool, c, &kernel, &push,

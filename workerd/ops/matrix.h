@@ -27,10 +27,11 @@ struct vk_command;
 bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p);
 
 /*
- * Bytes of staging that this wants: x as f16, and sums of parts of tiles. With less, down to
- * 2 * n_rows * k, the last tiles are not shared among workgroups, and the device is less busy.
+ * Bytes of staging behind x, which is [n_rows][k] f16, for sums of parts of tiles. With less there
+ * the last tiles are not shared among workgroups, and the device is less busy: 160 workgroups with
+ * two tiles of 128 by 128 f32.
  */
-uint64_t op_matrix_staging_bytes(const struct op_pool *pool, uint32_t n_rows, uint64_t k);
+enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 128 * 128 * 4 };
 
 /*
  * Records it, with barriers where one of its own dispatches needs another's output: of staging
