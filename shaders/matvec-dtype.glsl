@@ -74,12 +74,12 @@ uvec4 w_next[ROWS][N_RAW]; /* header and two quads of codes a unit */
 uvec4 w_held[ROWS][N_RAW];
 
 /* Starts the loads of a round. Lanes behind the row's end load its last unit. */
-void fetch_round(uint round, uint n_units, uint n_row_words)
+void fetch_round(uint round)
 {
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
 		uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
 		if (WHOLE == 0)
-			unit = min(unit, n_units - 1);
+			unit = min(unit, push.k / 64 - 1);
 		[[unroll]] for (int r = 0; r < ROWS; r++) {
 			Quads row = Quads(w_rows[r]);
 			uint block = 9 * (unit / 4);
@@ -129,7 +129,7 @@ shared uint w_held[LOCAL_SIZE / SUBGROUP * ROWS * HELD_WORDS + 1];
 uint w_next[ROWS][N_RAW];
 
 /* Starts the loads of a round. What lies behind the row's end is its last word. */
-void fetch_round(uint round, uint n_units, uint n_row_words)
+void fetch_round(uint round)
 {
 	uint first = round * ROUND_WORDS + lane();
 
@@ -139,7 +139,7 @@ void fetch_round(uint round, uint n_units, uint n_row_words)
 			uint at = first + i * SUBGROUP;
 			/* Of a whole round, the last words may be more than it has. */
 			if (WHOLE == 0 || (i + 1) * SUBGROUP > ROUND_WORDS)
-				at = min(at, n_row_words - 1);
+				at = min(at, push.n_row_bytes / 4 - 1);
 			w_next[r][i] = row.at[at];
 		}
 	}

@@ -179,8 +179,10 @@ void add_unit(int u, uint unit, uint n_units)
 	}
 }
 
-void add_round(uint round, uint n_units)
+void add_round(uint round)
 {
+	uint n_units = push.k / 64;
+
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
 		uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
 		if (WHOLE != 0 || unit < n_units)
@@ -188,46 +190,23 @@ void add_round(uint round, uint n_units)
 	}
 }
 
-void main()
+void find_columns(uint i0, uint m)
 {
-	uint n_units = push.k / 64;
-	uint n_rounds = (n_units + ROUND_UNITS - 1) / ROUND_UNITS;
-	uint n_row_words = push.n_row_bytes / 4;
-	uint i0 = gl_WorkGroupID.y * COLUMNS;
-	tile t, next;
-	bool has_tile = find_tile(tile_number(0), t), is_fetched = has_tile;
-
-	/* Before all else: nothing that is known later is needed for it. */
-	if (has_tile) {
-		start_tile(t);
-		fetch_round(0, n_units, n_row_words);
-	}
-	uint m = Words(push.m).at[0];
-	if (i0 >= m)
-		return;
 	if (UNITS > 0)
 		quant_rows(i0, m);
 	else
 		find_rows(i0, m);
-	for (uint i = 0; has_tile; i++) {
-		bool has_next = find_tile(tile_number(i + 1), next);
-		clear_sums();
-		for (uint round = 0; round < n_rounds; round++) {
-			bool is_last = round + 1 == n_rounds;
-			if (!is_fetched)
-				fetch_round(round, n_units, n_row_words);
-			is_fetched = AHEAD != 0;
-			hold_round();
-			if (is_last && has_next)
-				start_tile(next);
-			if (AHEAD != 0 && (!is_last || has_next))
-				fetch_round(is_last ? 0 : round + 1, n_units, n_row_words);
-			add_round(round, n_units);
-		}
-		finish_tile(t, tile_number(i), i0, m);
-		if (NEXT != 0 && (i + 1) % N_RUN == 0)
-			stage_run(tile_number(i) * TILE_OUT / 32, i0, m);
-		t = next;
-		has_tile = has_next;
-	}
+}
+
+void begin_tile()
+{
+}
+
+void end_tile()
+{
+}
+
+void main()
+{
+	compute_tiles((push.k / 64 + ROUND_UNITS - 1) / ROUND_UNITS);
 }

@@ -44,6 +44,14 @@ uvec2 w_rows[ROWS];
 float sums[ROWS][COLUMNS];
 float x_scales[COLUMNS]; /* of the norm */
 
+/* The kernel's: x of the workgroup's columns, then rounds of k. */
+void find_columns(uint i0, uint m);
+void begin_tile();
+void fetch_round(uint round); /* starts the loads of w_rows */
+void hold_round();            /* what was loaded is what is summed now */
+void add_round(uint round);
+void end_tile();
+
 /* The number of the subgroup's i-th tile. */
 uint tile_number(uint i)
 {
@@ -179,6 +187,47 @@ void clear_sums()
 	[[unroll]] for (int r = 0; r < ROWS; r++)
 		[[unroll]] for (int c = 0; c < COLUMNS; c++)
 			sums[r][c] = 0.0;
+}
+
+/* All of the subgroup's tiles, in n_rounds of k each. */
+void compute_tiles(uint n_rounds)
+{
+	uint i0 = gl_WorkGroupID.y * COLUMNS;
+	tile t, next;
+	bool has_tile = find_tile(tile_number(0), t), is_fetched = has_tile;
+
+	/* Before all else: nothing that is known later is needed for it. */
+	if (has_tile) {
+		start_tile(t);
+		fetch_round(0);
+	}
+	uint m = Words(push.m).at[0];
+	if (i0 >= m)
+		return;
+	find_columns(i0, m);
+	for (uint i = 0; has_tile; i++) {
+		bool has_next = find_tile(tile_number(i + 1), next);
+		clear_sums();
+		begin_tile();
+		for (uint round = 0; round < n_rounds; round++) {
+			bool is_last = round + 1 == n_rounds;
+			if (!is_fetched)
+				fetch_round(round);
+			is_fetched = AHEAD != 0;
+			hold_round();
+			if (is_last && has_next)
+				start_tile(next);
+			if (AHEAD != 0 && (!is_last || has_next))
+				fetch_round(is_last ? 0 : round + 1);
+			add_round(round);
+		}
+		end_tile();
+		finish_tile(t, tile_number(i), i0, m);
+		if (NEXT != 0 && (i + 1) % N_RUN == 0)
+			stage_run(tile_number(i) * TILE_OUT / 32, i0, m);
+		t = next;
+		has_tile = has_next;
+	}
 }
 
 #endif

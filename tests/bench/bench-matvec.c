@@ -8,6 +8,7 @@
  *	best    the kernel alone, of bytes that lie in staging
  *	+quant  with the dispatch that makes those bytes before each
  *	own     the fastest of those that make them themselves
+ *	next    the fastest of those that make the bytes of their outputs for the next one too
  *	cached  the best again, on one copy
  *	m near  the best again, the number of rows in device memory instead of io memory
  *
@@ -35,8 +36,8 @@ enum {
 	MIN_BYTES = 96 << 20, /* of all copies of a matrix */
 };
 
-static const uint32_t dtypes[] = {
-	DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q4_0, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
+static const uint32_t dtypes[] = {DTYPE_F16, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q4_0,
+	DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
 
 struct matrix {
 	uint32_t n;
@@ -47,27 +48,40 @@ static const struct matrix matrices[] = {{4096, 14336}, {14336, 4096}, {4096, 40
 static const struct matrix small_matrix = {192, 1024};
 
 /* rows, columns (filled in), unroll, subgroups, groups, ahead, source */
-static const struct op_matvec_shape cuts[] = {
-	{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
-	{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED},
-	{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
-	{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED},
-	{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
-	{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED},
-	{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
-	{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED},
-	{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED},
-	{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED},
-	{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED},
-	{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED},
-	{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED},
-	{1, 0, 1, 8, 0, true, OP_MATVEC_OWN},
-	{2, 0, 1, 8, 0, true, OP_MATVEC_OWN},
-	{2, 0, 1, 8, 396, true, OP_MATVEC_OWN},
-	{4, 0, 1, 8, 264, true, OP_MATVEC_OWN},
+struct variant {
+	struct op_matvec_shape cut;
+	bool has_next;
 };
-static const struct op_matvec_shape small_cuts[] = {
-	{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED},
+
+static const struct variant variants[] = {
+	{{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
+	{{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED}, false},
+	{{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED}, false},
+	{{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED}, false},
+	{{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED}, false},
+	{{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
+	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
+	{{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED}, false},
+	{{1, 0, 1, 8, 0, true, OP_MATVEC_OWN}, false},
+	{{2, 0, 1, 8, 0, true, OP_MATVEC_OWN}, false},
+	{{2, 0, 1, 8, 396, true, OP_MATVEC_OWN}, false},
+	{{4, 0, 1, 8, 264, true, OP_MATVEC_OWN}, false},
+	{{1, 0, 1, 8, 0, true, OP_MATVEC_STAGED}, true},
+	{{1, 0, 1, 16, 0, true, OP_MATVEC_STAGED}, true},
+	{{1, 0, 1, 32, 0, false, OP_MATVEC_STAGED}, true},
+	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, true},
+	{{2, 0, 1, 8, 0, true, OP_MATVEC_STAGED}, true},
+	{{2, 0, 1, 16, 0, false, OP_MATVEC_STAGED}, true},
+	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, true},
+	{{4, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, true},
+};
+static const struct variant small_variants[] = {
+	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED}, false},
 };
 
 struct bench {
@@ -92,12 +106,13 @@ enum {
 	N_Y_BYTES = 4 * MAX_N * MAX_COLUMNS,
 	STAGING_AT = Y_AT + N_Y_BYTES,
 	N_STAGING_BYTES = 2 * MAX_K * MAX_COLUMNS,
-	N_SCRATCH_BYTES = STAGING_AT + N_STAGING_BYTES,
+	NEXT_AT = STAGING_AT + N_STAGING_BYTES,
+	N_SCRATCH_BYTES = NEXT_AT + N_STAGING_BYTES,
 	/* In io; behind it one matrix. */
 	IO_M_AT = N_INPUT_BYTES,
 	IO_Y_AT = IO_M_AT + 256,
 	IO_W_AT = IO_Y_AT + N_Y_BYTES,
-	MAX_MATRIX_BYTES = 64 << 20,
+	MAX_MATRIX_BYTES = 120 << 20,
 };
 
 /* One matrix in one format, and what its sampled rows give. */
@@ -164,9 +179,10 @@ static void fill_inputs(struct bench *b, const struct matrix *m, uint64_t *state
 		gain[i] = 0.5f + (float)(ref_blocks_random(state) >> 40) * 0x1p-24f;
 }
 
-/* What quantize.comp makes of row c of x, as numbers. */
-static void round_row(struct bench *b, const struct matrix *m, uint32_t c, float *ret_a)
+/* What the kernel has of row c of x: quantize.comp's bytes as numbers, or all of it. */
+static void round_row(struct bench *b, const struct subject *s, uint32_t c, float *ret_a)
 {
+	const struct matrix *m = s->m;
 	const float *x = (float *)(b->map + X_AT) + c * m->k;
 	const float *gain = (float *)(b->map + GAIN_AT);
 	double squares = 0;
@@ -180,8 +196,11 @@ static void round_row(struct bench *b, const struct matrix *m, uint32_t c, float
 		float top = 0;
 		for (uint32_t i = at; i < at + 32; i++)
 			top = fmaxf(top, fabsf(ret_a[i]));
-		for (uint32_t i = at; i < at + 32; i++)
-			ret_a[i] = rintf(ret_a[i] * 127 / top) * top / 127 * norm;
+		for (uint32_t i = at; i < at + 32; i++) {
+			if (s->dtype != DTYPE_F16)
+				ret_a[i] = rintf(ret_a[i] * 127 / top) * top / 127;
+			ret_a[i] *= norm;
+		}
 	}
 }
 
@@ -203,7 +222,7 @@ static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m
 	copy(b, b->scratch, 0, b->io, 0, N_INPUT_BYTES);
 	on_device_run(b->d, b->command);
 	for (uint32_t c = 0; c < MAX_COLUMNS; c++)
-		round_row(b, m, c, a[c]);
+		round_row(b, s, c, a[c]);
 	for (uint32_t i = 0; i < N_SAMPLES; i++) {
 		uint32_t j = s->samples[i] = (uint32_t)((uint64_t)(m->n - 1) * i / (N_SAMPLES - 1));
 		ref_blocks_dequantize(dtype, b->map + IO_W_AT + j * n_row_bytes, m->k, w, reach);
@@ -236,9 +255,11 @@ struct setting {
 	uint32_t n_columns;
 	uint32_t n_copies;
 	bool is_m_near;
+	bool has_next;
 };
 
-static void record(struct bench *b, const struct subject *s, const struct setting *set,
+/* False where the device has too little shared memory for it. */
+static bool record(struct bench *b, const struct subject *s, const struct setting *set,
 	const struct op_matvec_shape *cut)
 {
 	uint64_t scratch = vk_memory_get_address(b->scratch), n_y = 4ull * s->m->n * set->n_columns;
@@ -250,6 +271,8 @@ static void record(struct bench *b, const struct subject *s, const struct settin
 		.m = set->is_m_near ? scratch + M_AT : vk_memory_get_address(b->io) + IO_M_AT,
 		.staging = scratch + STAGING_AT,
 		.n_staging_bytes = N_STAGING_BYTES,
+		.next = set->has_next ? scratch + NEXT_AT : 0,
+		.next_gain = set->has_next ? scratch + GAIN_AT : 0,
 		.n_rows = set->n_columns};
 	struct op_matvec_shape first = *cut;
 
@@ -279,25 +302,27 @@ static void record(struct bench *b, const struct subject *s, const struct settin
 	copy(b, b->io, IO_Y_AT, b->scratch, Y_AT, n_y);
 	vk_command_host_barrier(b->command);
 	on_device_check(vk_command_end(b->command, &e), &e, "end");
+	return true;
 }
 
-/* The fastest round's time of one dispatch. */
-static struct result measure(struct bench *b, const struct subject *s, const struct setting *set,
-	const struct op_matvec_shape *cut)
+/* The fastest round's time of one dispatch; false as record. */
+static bool measure(struct bench *b, const struct subject *s, const struct setting *set,
+	const struct op_matvec_shape *cut, struct result *ret)
 {
-	struct result best = {.us = INFINITY};
 	struct err e = ERR_NULL;
 	uint64_t ticket, ns[2];
 
-	record(b, s, set, cut);
+	if (!record(b, s, set, cut))
+		return false;
+	*ret = (struct result){.us = INFINITY};
 	for (int i = 0; i < N_ROUNDS; i++) {
 		on_device_check(vk_submit(b->d, &b->command, 1, &e, &ticket), &e, "submit");
 		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
 		on_device_check(vk_command_get_stamps(b->command, ns), &e, "stamps");
-		best.us = fmin(best.us, (double)(ns[1] - ns[0]) * 1e-3 / N_DISPATCHES);
+		ret->us = fmin(ret->us, (double)(ns[1] - ns[0]) * 1e-3 / N_DISPATCHES);
 	}
-	best.is_right = is_right(b, s, set->n_columns);
-	return best;
+	ret->is_right = is_right(b, s, set->n_columns);
+	return true;
 }
 
 static bool print_result(const struct subject *s, const struct setting *set,
@@ -315,58 +340,71 @@ static bool print_result(const struct subject *s, const struct setting *set,
 struct best {
 	const struct subject *s;
 	struct op_matvec_shape cut;
-	struct result kernel, quant, own, cached, near;
+	struct result kernel, quant, own, next, cached, near;
 };
 
-/* Is there room for it on this device, and is it worth it? */
-static bool is_candidate(
-	const struct subject *s, const struct setting *set, const struct op_matvec_shape *cut)
+/* Is it worth it? Each pipeline takes a GPU's driver some 50 ms. */
+static bool is_candidate(const struct subject *s, uint32_t n_columns, const struct variant *v)
 {
+	const struct op_matvec_shape *cut = &v->cut;
+
 	if (cut->source == OP_MATVEC_OWN)
-		return s->m->k <= 8192 && set->n_columns <= 2;
-	/* Each pipeline takes a GPU's driver some 50 ms. */
-	return set->n_columns <= 2 ||
-	       (cut->n_unroll == 1 && cut->n_subgroups == 4 && cut->n_groups == 0 &&
-		       cut->n_rows * set->n_columns <= 16);
+		return s->dtype != DTYPE_F16 && s->m->k <= 8192 && n_columns <= 2;
+	if (v->has_next)
+		return n_columns == 1;
+	return n_columns <= 2 || (cut->n_unroll == 1 && cut->n_subgroups == 4 &&
+					 cut->n_groups == 0 && cut->n_rows * n_columns <= 16);
 }
 
-/* All cuts of one case; the best, as a line of the last table. False: something was wrong. */
+/* One way of a case. False: something was wrong. */
+static bool run_variant(struct bench *b, const struct subject *s, const struct variant *v,
+	struct setting *set, struct best *best)
+{
+	struct op_matvec_shape cut = v->cut;
+	bool is_own = cut.source == OP_MATVEC_OWN;
+	struct result r;
+
+	cut.n_columns = set->n_columns;
+	set->has_next = v->has_next;
+	if (!is_candidate(s, set->n_columns, v) || !measure(b, s, set, &cut, &r))
+		return true;
+	struct result *to = is_own ? &best->own : v->has_next ? &best->next : &best->kernel;
+	if (r.us < to->us) {
+		*to = r;
+		if (to == &best->kernel)
+			best->cut = cut;
+	}
+	return print_result(s, set, &cut, is_own ? "own" : v->has_next ? "next" : "staged", &r);
+}
+
+/* All ways of one case; the best, as a line of the last table. False: something was wrong. */
 static bool run_case(
 	struct bench *b, const struct subject *s, uint32_t n_columns, char *ret_line, size_t n_line)
 {
-	const struct op_matvec_shape *list = b->is_quick ? small_cuts : cuts;
+	const struct variant *list = b->is_quick ? small_variants : variants;
+	size_t n = b->is_quick ? ARRAY_SIZE(small_variants) : ARRAY_SIZE(variants);
 	struct setting set = {.n_columns = n_columns, .n_copies = s->n_copies};
-	struct best best = {.kernel.us = INFINITY, .own.us = INFINITY};
+	struct best best = {.kernel.us = INFINITY, .own.us = INFINITY, .next.us = INFINITY};
 	bool is_ok = true;
 
-	for (size_t i = 0; i < (b->is_quick ? ARRAY_SIZE(small_cuts) : ARRAY_SIZE(cuts)); i++) {
-		struct op_matvec_shape cut = list[i];
-		cut.n_columns = n_columns;
-		if (!is_candidate(s, &set, &cut))
-			continue;
-		bool is_own = cut.source == OP_MATVEC_OWN;
-		struct result r = measure(b, s, &set, &cut);
-		is_ok &= print_result(s, &set, &cut, is_own ? "own" : "staged", &r);
-		if (is_own && r.us < best.own.us)
-			best.own = r;
-		if (!is_own && r.us < best.kernel.us) {
-			best.kernel = r;
-			best.cut = cut;
-		}
-	}
+	for (size_t i = 0; i < n; i++)
+		is_ok &= run_variant(b, s, &list[i], &set, &best);
 	struct op_matvec_shape cut = best.cut;
 	cut.source = OP_MATVEC_STAGE;
-	best.quant = measure(b, s, &set, &cut);
-	best.cached = measure(b, s, &(struct setting){n_columns, 1, false}, &best.cut);
-	best.near = measure(b, s, &(struct setting){n_columns, s->n_copies, true}, &best.cut);
+	set.has_next = false;
+	is_ok &= measure(b, s, &set, &cut, &best.quant);
+	set.is_m_near = true;
+	is_ok &= measure(b, s, &set, &best.cut, &best.near);
+	set = (struct setting){.n_columns = n_columns, .n_copies = 1};
+	is_ok &= measure(b, s, &set, &best.cut, &best.cached);
 	is_ok &= best.quant.is_right && best.cached.is_right && best.near.is_right;
 	snprintf(ret_line, n_line,
 		"%-6s %5u x %-5u n %u: best %7.2f us %6.0f GB/s (rows %u unroll %u subgroups %u "
-		"groups %u ahead %d) +quant %.2f own %.2f cached %.2f m near %.2f%s\n",
+		"groups %u ahead %d) +quant %.2f own %.2f next %.2f cached %.2f m near %.2f%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, n_columns, best.kernel.us,
 		(double)s->n_bytes / best.kernel.us * 1e-3, best.cut.n_rows, best.cut.n_unroll,
 		best.cut.n_subgroups, best.cut.n_groups, best.cut.is_ahead, best.quant.us,
-		best.own.us, best.cached.us, best.near.us, is_ok ? "" : " WRONG");
+		best.own.us, best.next.us, best.cached.us, best.near.us, is_ok ? "" : " WRONG");
 	return is_ok;
 }
 

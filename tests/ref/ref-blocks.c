@@ -34,11 +34,24 @@ static float get_half(const uint8_t *at)
 	return ref_ops_from_half(half);
 }
 
-static void put_scale(uint64_t *state, uint8_t *at)
+static float get_bf16(const uint8_t *at)
+{
+	uint32_t bits = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 24;
+	float v;
+
+	memcpy(&v, &bits, sizeof(v));
+	return v;
+}
+
+static void put_scale(uint32_t dtype, uint64_t *state, uint8_t *at)
 {
 	float v = (float)((int64_t)ref_blocks_random(state) >> 11) * 0x1p-56f;
 	uint16_t half = ref_ops_to_half(v);
+	uint32_t bits;
 
+	memcpy(&bits, &v, sizeof(bits));
+	if (dtype == DTYPE_BF16)
+		half = (uint16_t)(bits >> 16);
 	memcpy(at, &half, sizeof(half));
 }
 
@@ -58,9 +71,9 @@ void ref_blocks_fill(uint32_t dtype, uint64_t n, uint64_t *state, void *ret_bloc
 		memcpy(bytes + at, &v, n_left < 8 ? n_left : 8);
 	}
 	for (uint64_t i = 0; i < n; i++) {
-		put_scale(state, bytes + i * n_bytes + scale_at(dtype));
+		put_scale(dtype, state, bytes + i * n_bytes + scale_at(dtype));
 		if (dtype == DTYPE_Q4_K)
-			put_scale(state, bytes + i * n_bytes + 2);
+			put_scale(dtype, state, bytes + i * n_bytes + 2);
 	}
 }
 
@@ -92,6 +105,8 @@ static struct number get_number(uint32_t dtype, const uint8_t *block, uint32_t i
 	float d = get_half(block + scale_at(dtype));
 
 	switch (dtype) {
+	case DTYPE_F16: return (struct number){.code = 1, .scale = d};
+	case DTYPE_BF16: return (struct number){.code = 1, .scale = get_bf16(block)};
 	case DTYPE_Q8_0: return (struct number){.code = (int8_t)block[2 + i], .scale = d};
 	case DTYPE_Q4_0:
 		return (struct number){.code = block[2 + i % 16] >> (i < 16 ? 0 : 4) & 15,

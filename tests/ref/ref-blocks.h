@@ -11,7 +11,8 @@
 /* xorshift64*; *state is not 0. */
 uint64_t ref_blocks_random(uint64_t *state);
 
-/* n whole blocks of random codes and sub-scales; scales within +-1/16. */
+/* n whole blocks (of f16 and bf16: numbers) of random codes and sub-scales; scales within +-1/16.
+ */
 void ref_blocks_fill(uint32_t dtype, uint64_t n, uint64_t *state, void *ret_blocks);
 
 /*

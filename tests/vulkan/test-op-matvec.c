@@ -27,6 +27,12 @@ struct shape {
 	struct op_matvec_shape cut;
 };
 
+/* Of two bytes a number: x is taken as it is. */
+static bool is_half(const struct shape *s)
+{
+	return s->dtypes[0] == DTYPE_F16 || s->dtypes[0] == DTYPE_BF16;
+}
+
 /* Where everything is: offsets in the arena. */
 struct site {
 	struct op_matmul_params p;
@@ -79,7 +85,7 @@ static void init_site(struct op_arena *a, const struct shape *s, struct site *re
 
 	op_arena_reset(a);
 	for (uint32_t i = 0; i < s->n_parts; i++) {
-		uint32_t skew = s->dtypes[i] == DTYPE_Q4_K ? 16 : 4;
+		uint32_t skew = s->dtypes[i] == DTYPE_Q4_K || is_half(s) ? 16 : 4;
 		p->w[i] = take_matrix(a, s->dtypes[i], s->n[i], s->k, skew);
 		ret->y_width += s->n[i];
 	}
@@ -175,12 +181,15 @@ static float check_staging(const struct op_arena *a, const struct shape *s, cons
 			v[e] = s->has_norm ? x[at] * gain[at] : x[at];
 			squares += (double)x[at] * x[at];
 		}
-		check_block(a, site, row, s->k, block, v, ret_a + 32 * block);
+		if (is_half(s))
+			memcpy(ret_a + 32 * block, v, sizeof(v));
+		else
+			check_block(a, site, row, s->k, block, v, ret_a + 32 * block);
 	}
 	if (!s->has_norm)
 		return 1;
-	double found = 0;
-	for (uint32_t j = 0; j < s->k / 32; j++) {
+	double found = is_half(s) ? squares : 0;
+	for (uint32_t j = 0; j < s->k / 32 && !is_half(s); j++) {
 		float part;
 		memcpy(&part, row + s->k / 4 * 5 + 4 * j, sizeof(part));
 		found += part;
@@ -216,6 +225,8 @@ static void compute_part(const struct op_arena *a, const struct shape *s, const 
 			y += (double)w[l] * staged[l];
 			scale += fabs((double)reach[l] * staged[l]);
 			truth += (double)w[l] * x[l] * (s->has_norm ? gain[l] : 1.0f);
+			if (is_half(s))
+				continue;
 			far += fabs((double)w[l]) * get_half_unit(row, s->k, l / 32).scale / 2;
 		}
 		e->y[at + j] = (float)(norm * y);
@@ -270,7 +281,7 @@ static void expect_staging(struct op_arena *a, const struct shape *s, const stru
 {
 	uint32_t n_squares = s->has_norm ? s->k / 32 : 0;
 
-	for (uint32_t i = 0; i < s->m; i++)
+	for (uint32_t i = 0; i < s->m && !is_half(s); i++)
 		op_arena_expect(a, site->staging + i * op_matvec_staging_bytes(s->k, 1),
 			s->k / 4 * 5 + 4 * n_squares);
 }
@@ -333,17 +344,15 @@ static void run_shape(struct op_arena *a, const struct shape *s, bool has_own)
 
 /* Software drivers compile a big tile for seconds: few, and small ones. */
 static const struct op_matvec_shape cuts[] = {
-	{.n_rows = 1, .n_columns = 1, .n_unroll = 1, .n_subgroups = 2},
+	{.n_rows = 1, .n_columns = 2, .n_unroll = 2, .n_subgroups = 4},
 	{.n_rows = 2,
 		.n_columns = 1,
 		.n_unroll = 1,
 		.n_subgroups = 1,
 		.n_groups = 1,
 		.is_ahead = true},
-	{.n_rows = 1, .n_columns = 2, .n_unroll = 2, .n_subgroups = 4},
-	{.n_rows = 2, .n_columns = 4, .n_unroll = 1, .n_subgroups = 2, .n_groups = 2},
 	{.n_rows = 1, .n_columns = 8, .n_unroll = 1, .n_subgroups = 3, .is_ahead = true},
-	{.n_rows = 4, .n_columns = 2, .n_unroll = 1, .n_subgroups = 1, .n_groups = 3},
+	{.n_rows = 2, .n_columns = 4, .n_unroll = 1, .n_subgroups = 2, .n_groups = 2},
 };
 
 /* Rows of W are whole words where k is a multiple of it. */
@@ -361,13 +370,13 @@ static void run_cut(struct op_arena *a, uint32_t dtype, uint32_t i)
 	/* Eight rows of x in the shared memory of a software driver. */
 	uint32_t unit = unit_of(dtype), n_most = (cuts[i].n_columns == 8 ? 1024 : 2560) / unit;
 	struct shape s = {.dtypes = {dtype, dtype, dtype},
-		.has_norm = i % 4 < 2,
-		.has_want = i % 3 == 1,
+		.has_norm = i < 2,
+		.has_want = i == 0,
 		.cut = cuts[i],
-		.finish = i % 3 == 0 ? OP_MATMUL_STORE : OP_MATMUL_ADD};
+		.finish = i == 0   ? OP_MATMUL_STORE
+			  : i == 2 ? OP_MATMUL_ADD
+				   : OP_MATMUL_SWIGLU};
 
-	if (i % 2 == 1 && cuts[i].n_rows > 1)
-		s.finish = OP_MATMUL_SWIGLU;
 	for (uint32_t round = 0; round < 3; round++) {
 		/* More rows than columns: two tiles of them. */
 		s.m = op_arena_random(a, round == 0 ? 1 : cuts[i].n_columns, OP_MATVEC_MAX_COLUMNS);
@@ -388,6 +397,18 @@ static void run_format(uint32_t dtype)
 	for (uint32_t i = 0; i < ARRAY_SIZE(cuts); i++)
 		run_cut(&a, dtype, i);
 	op_arena_fini(&a);
+}
+
+static void test_f16(void **state)
+{
+	(void)state;
+	run_format(DTYPE_F16);
+}
+
+static void test_bf16(void **state)
+{
+	(void)state;
+	run_format(DTYPE_BF16);
 }
 
 static void test_q8_0(void **state)
@@ -538,6 +559,8 @@ static void test_chain(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
+		CASE(test_f16),
+		CASE(test_bf16),
 		CASE(test_q8_0),
 		CASE(test_q4_0),
 		CASE(test_q4_K),

@@ -16,23 +16,29 @@
 /* Bytes of a row of x and elements of a matrix's edge are counted in 32 bits. */
 enum { MAX_EDGE = 1 << 28, UNIT = 64 };
 
+/* No ABI_QUANT_ORDER_*: x is read as it is. */
+enum { ORDER_NONE = 255 };
+
 /* One row a format, see shaders/matvec-dtype.glsl. */
 struct format {
 	uint32_t dtype;
 	enum kernels_id kernel;
 	uint32_t n_align;       /* of a row of W in bytes */
 	uint32_t order;         /* ABI_QUANT_ORDER_* */
+	uint32_t n_unit;        /* numbers of a lane; k is a multiple of it */
 	uint32_t n_group_words; /* of eight units in shared memory; 0: read where they are */
 };
 
 static const struct format formats[] = {
-	{DTYPE_Q8_0, KERNELS_MATVEC_Q8_0, 4, ABI_QUANT_ORDER_PLAIN, 136},
-	{DTYPE_Q4_0, KERNELS_MATVEC_Q4_0, 4, ABI_QUANT_ORDER_PLAIN, 72},
-	{DTYPE_Q4_K, KERNELS_MATVEC_Q4_K, 16, ABI_QUANT_ORDER_PLAIN, 0},
-	{DTYPE_Q6_K, KERNELS_MATVEC_Q6_K, 4, ABI_QUANT_ORDER_PLAIN, 105},
-	{DTYPE_TQ2_0, KERNELS_MATVEC_TQ2_0, 4, ABI_QUANT_ORDER_PLAIN, 33},
-	{DTYPE_Q2_0, KERNELS_MATVEC_Q2_0, 4, ABI_QUANT_ORDER_BY4, 36},
-	{DTYPE_Q1_0, KERNELS_MATVEC_Q1_0, 4, ABI_QUANT_ORDER_BY8, 18},
+	{DTYPE_F16, KERNELS_MATVEC_F16, 16, ORDER_NONE, 8, 0},
+	{DTYPE_BF16, KERNELS_MATVEC_BF16, 16, ORDER_NONE, 8, 0},
+	{DTYPE_Q8_0, KERNELS_MATVEC_Q8_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 136},
+	{DTYPE_Q4_0, KERNELS_MATVEC_Q4_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 72},
+	{DTYPE_Q4_K, KERNELS_MATVEC_Q4_K, 16, ABI_QUANT_ORDER_PLAIN, UNIT, 0},
+	{DTYPE_Q6_K, KERNELS_MATVEC_Q6_K, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 105},
+	{DTYPE_TQ2_0, KERNELS_MATVEC_TQ2_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 33},
+	{DTYPE_Q2_0, KERNELS_MATVEC_Q2_0, 4, ABI_QUANT_ORDER_BY4, UNIT, 36},
+	{DTYPE_Q1_0, KERNELS_MATVEC_Q1_0, 4, ABI_QUANT_ORDER_BY8, UNIT, 18},
 };
 
 static const struct format *find_format(uint32_t dtype)
@@ -56,11 +62,16 @@ static bool fits_part(const struct weights_tensor *t)
 
 	if (!f || !dtype || t->layout != MANIFEST_LAYOUT_RAW || t->ne[0] == 0 || t->ne[1] == 0 ||
 		t->ne[0] > MAX_EDGE || t->ne[1] > MAX_EDGE || t->ne[2] != 1 || t->ne[3] != 1 ||
-		t->ne[0] % UNIT != 0)
+		t->ne[0] % f->n_unit != 0)
 		return false;
 	return dtype_tensor_bytes(dtype, 2, t->ne, &n_elements, &n_bytes) == 0 &&
 	       n_bytes == t->n_bytes && t->address % f->n_align == 0 &&
 	       n_bytes / t->ne[1] % f->n_align == 0;
+}
+
+static bool is_by_bytes(const struct op_matmul_params *p)
+{
+	return find_format(p->w[0].dtype)->order != ORDER_NONE;
 }
 
 bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p)
@@ -81,7 +92,11 @@ bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p
 			return false;
 		n += t->ne[1];
 	}
-	return n <= UINT32_MAX / sizeof(float) && p->staging && p->staging % 16 == 0 &&
+	if (n > UINT32_MAX / sizeof(float))
+		return false;
+	if (!is_by_bytes(p))
+		return p->x % 16 == 0 && p->gain % 16 == 0;
+	return p->staging && p->staging % 16 == 0 &&
 	       p->n_staging_bytes >= op_matvec_staging_bytes(p->w[0].ne[0], p->n_rows);
 }
 
@@ -98,8 +113,8 @@ static uint32_t get_width(const struct op_matmul_params *p)
 bool op_matvec_chain(
 	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
 {
-	if (!op_matvec_fits(pool, p) || !op_matvec_fits(pool, next) || next->want ||
-		(p->n_parts > 1 && p->finish != OP_MATMUL_SWIGLU) ||
+	if (!op_matvec_fits(pool, p) || !op_matvec_fits(pool, next) || !is_by_bytes(next) ||
+		next->want || (p->n_parts > 1 && p->finish != OP_MATMUL_SWIGLU) ||
 		next->w[0].ne[0] != get_width(p) || next->n_rows != p->n_rows ||
 		next->staging == p->staging)
 		return false;
@@ -203,7 +218,8 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 	const struct weights_tensor *w = &p->w[first];
 	const struct format *f = find_format(w->dtype);
 	uint32_t k = (uint32_t)w->ne[0];
-	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU, is_own = s->source == OP_MATVEC_OWN;
+	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
+	bool is_own = s->source == OP_MATVEC_OWN || !is_by_bytes(p);
 	uint32_t n_out = is_swiglu ? s->n_rows / 2 : s->n_rows;
 	uint32_t n_tiles = 0;
 	struct op_pool_kernel kernel = {
@@ -212,7 +228,7 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 		.n_spec = ABI_MATVEC_SPEC_NEXT_NORM + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = is_own && p->want != 0,
-			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = f->order,
+			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = is_by_bytes(p) ? f->order : 0,
 			[ABI_MATVEC_SPEC_ROWS - ABI_SPEC_KERNEL] = s->n_rows,
 			[ABI_MATVEC_SPEC_COLUMNS - ABI_SPEC_KERNEL] = s->n_columns,
 			[ABI_MATVEC_SPEC_UNROLL - ABI_SPEC_KERNEL] = s->n_unroll,
@@ -220,7 +236,8 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 			[ABI_MATVEC_SPEC_FINISH - ABI_SPEC_KERNEL] = p->finish,
 			[ABI_MATVEC_SPEC_UNITS - ABI_SPEC_KERNEL] = is_own ? count_units(k) : 0,
 			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
-				k / UNIT % (s->n_unroll * op_pool_get_subgroup_size(pool)) == 0,
+				k / f->n_unit % (s->n_unroll * op_pool_get_subgroup_size(pool)) ==
+				0,
 			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
 			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},
 	};
@@ -266,7 +283,7 @@ int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
 		return err_set(ret_err, ENOTSUP,
 			"matvec: expected at most %u bytes of shared memory",
 			op_pool_get_shared_bytes(pool));
-	if (s->source == OP_MATVEC_STAGE) {
+	if (s->source == OP_MATVEC_STAGE && is_by_bytes(p)) {
 		int r = record_quantize(pool, c, p, find_format(p->w[0].dtype)->order, ret_err);
 		if (r)
 			return r;
