@@ -90,6 +90,8 @@
 #define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
 							  */
 
+#define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */
+
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
 #define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
 
@@ -357,6 +359,24 @@ struct abi_matrix_experts {
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
 	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
+};
+
+/* Experts of few rows by bytes. */
+struct abi_matvec_experts {
+	ABI_ADDRESS w[2];      /* [n_expert] u64 each: where an expert's [n][k] begins */
+	ABI_ADDRESS y;         /* MIX: [m][n] f32, added to */
+	ABI_ADDRESS logits;    /* [m][n_expert] f32 with ROUTE */
+	ABI_ADDRESS choice;    /* [m][n_used] struct abi_choice; written with ROUTE */
+	ABI_ADDRESS m;         /* u32: rows of this step */
+	ABI_ADDRESS staging;   /* x: SWIGLU [m], MIX [m * n_used] rows of ABI_QUANT_ROW_BYTES(k) */
+	ABI_ADDRESS next;      /* y: SWIGLU [m * n_used], MIX [m] rows of ABI_QUANT_ROW_BYTES(n) */
+	ABI_ADDRESS next_gain; /* [n] f32 with NEXT_NORM */
+	ABI_U32 n;
+	ABI_U32 k;
+	ABI_U32 n_row_bytes; /* of W */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+	ABI_F32 eps;
 };
 
 struct abi_mix {

@@ -16,6 +16,7 @@
  */
 #include "common.glsl"
 #include "quant.glsl"
+#include "matvec-tile.glsl"
 #include "matvec.glsl"
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 at[]; };

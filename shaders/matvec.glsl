@@ -3,35 +3,13 @@
 #define SHADERS_MATVEC_GLSL
 
 /*
- * What the kernels for few rows of x have in common: tiles of ROWS rows of W by COLUMNS rows of x,
- * their sums in the registers of a subgroup whose lanes share k, and what becomes of those. Included
- * behind common.glsl and quant.glsl.
- *
- * With NEXT a workgroup makes runs of 32 outputs, and stages them for whoever multiplies y next,
- * with the gain of that one's norm.
+ * The kernels that struct abi_matvec is for: which tiles there are, in which order a subgroup makes
+ * them, and what becomes of their outputs. Included behind matvec-tile.glsl.
  */
-layout(constant_id = ABI_MATVEC_SPEC_ROWS) const int ROWS = 2;
-layout(constant_id = ABI_MATVEC_SPEC_COLUMNS) const int COLUMNS = 1;
-layout(constant_id = ABI_MATVEC_SPEC_UNROLL) const int UNROLL = 1;
-layout(constant_id = ABI_MATVEC_SPEC_AHEAD) const uint AHEAD = 0;
-layout(constant_id = ABI_MATVEC_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
-layout(constant_id = ABI_MATVEC_SPEC_WHOLE) const uint WHOLE = 0;
-layout(constant_id = ABI_MATVEC_SPEC_NEXT) const uint NEXT = 0;
-layout(constant_id = ABI_MATVEC_SPEC_NEXT_NORM) const uint NEXT_NORM = 0;
-
 layout(push_constant, std430) uniform Push
 {
 	abi_matvec push;
 };
-
-const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
-const int TILE_OUT = IS_SWIGLU ? ROWS / 2 : ROWS; /* outputs of a tile along n */
-const int N_OUT = TILE_OUT * COLUMNS;
-const int N_FOLD = N_OUT < SUBGROUP ? N_OUT : int(SUBGROUP); /* summed over the lanes at once */
-const uint N_COPIES = SUBGROUP / N_FOLD;                     /* lanes that end with the same output */
-const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
-/* Tiles of a subgroup in a row, one after the other: all of a workgroup's are side by side. */
-const uint N_RUN = NEXT != 0 ? 32 / (TILE_OUT * N_SUBGROUPS) : 1;
 
 /* Which rows of which matrix: the tile's first row j of part p, and its place in a row of y. */
 struct tile {
@@ -40,10 +18,6 @@ struct tile {
 	uint y_at;
 };
 
-uvec2 w_rows[ROWS];
-float sums[ROWS][COLUMNS];
-float x_scales[COLUMNS]; /* of the norm */
-
 /* The kernel's: x of the workgroup's columns, then rounds of k. */
 void find_columns(uint i0, uint m);
 void begin_tile();
@@ -51,14 +25,6 @@ void fetch_round(uint round); /* starts the loads of w_rows */
 void hold_round();            /* what was loaded is what is summed now */
 void add_round(uint round);
 void end_tile();
-
-/* The number of the subgroup's i-th tile. */
-uint tile_number(uint i)
-{
-	uint run = gl_WorkGroupID.x + i / N_RUN * gl_NumWorkGroups.x;
-
-	return (run * N_RUN + i % N_RUN) * N_SUBGROUPS + gl_SubgroupID;
-}
 
 bool find_tile(uint i, out tile ret)
 {
@@ -90,43 +56,6 @@ void start_tile(tile t)
 	}
 }
 
-/*
- * The sums over all lanes of N_FOLD numbers at once: at each distance the vectors are folded in
- * pairs, one result into the lanes of either side. The lanes are left with number
- * lane() / N_COPIES of the N_FOLD.
- */
-float fold(float v[N_FOLD])
-{
-	[[unroll]] for (int level = 1; level <= MAX_LEVELS; level++) {
-		uint d = SUBGROUP >> level;
-		int n = N_FOLD >> level;
-		bool is_upper = (lane() & d) != 0;
-
-		if (d > 0 && n == 0)
-			v[0] += subgroupShuffleXor(v[0], d);
-		[[unroll]] for (int o = 0; o < N_FOLD / 2; o++) {
-			if (o >= n)
-				continue;
-			float kept = is_upper ? v[o + n] : v[o];
-			float given = is_upper ? v[o] : v[o + n];
-			v[o] = kept + subgroupShuffleXor(given, d);
-		}
-	}
-	return v[0];
-}
-
-/* Outputs o0 and on of the tile, those of a column side by side, of the rows of W from r0 on. */
-float fold_outputs(int o0, int r0)
-{
-	float v[N_FOLD];
-
-	[[unroll]] for (int o = 0; o < N_FOLD; o++) {
-		int c = (o0 + o) / TILE_OUT, r = r0 + (o0 + o) % TILE_OUT;
-		v[o] = NORM != 0 ? sums[r][c] * x_scales[c] : sums[r][c];
-	}
-	return fold(v);
-}
-
 /* Output `at` of row i of y, finished. */
 float store(uint i, uint at, float v)
 {
@@ -139,8 +68,6 @@ float store(uint i, uint at, float v)
 		FloatsOut(address_at(push.y, i, 4 * push.y_stride)).at[at] = v;
 	return v;
 }
-
-shared float run_outputs[NEXT != 0 ? 32 * COLUMNS : 1];
 
 /* at: the tile's number among those of W. */
 void finish_tile(tile t, uint at, uint i0, uint m)
@@ -166,27 +93,10 @@ void stage_run(uint run, uint i0, uint m)
 	for (uint c = (gl_SubgroupID * SUBGROUP + lane()) / 8; c < COLUMNS; c += LOCAL_SIZE / 8) {
 		if (i0 + c >= m)
 			break;
-		vec4 v;
-		float squares = 0.0;
-		[[unroll]] for (uint b = 0; b < 4; b++) {
-			uint e = quant_number(NEXT - 1, lane() % 8, b);
-			v[b] = run_outputs[32 * c + e];
-			squares = fma(v[b], v[b], squares);
-			if (NEXT_NORM != 0)
-				v[b] *= Floats(push.next_gain).at[32 * run + e];
-		}
 		uvec2 row = address_at(push.next, i0 + c, ABI_QUANT_ROW_BYTES(push.y_stride));
-		put_word(row, push.y_stride, 8 * run + lane() % 8, quant_word(v), NEXT_NORM != 0,
-			sum_eight(squares));
+		stage_outputs(c, run, row, push.y_stride, push.next_gain);
 	}
 	barrier();
-}
-
-void clear_sums()
-{
-	[[unroll]] for (int r = 0; r < ROWS; r++)
-		[[unroll]] for (int c = 0; c < COLUMNS; c++)
-			sums[r][c] = 0.0;
 }
 
 /* All of the subgroup's tiles, in n_rounds of k each. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/dtype.h"
+#include "shaders/abi.h"
 #include "tests/ref/ref-ops.h"
 
 /* A number of a block: w = scale code - offset. */
@@ -142,5 +143,33 @@ void ref_blocks_dequantize(
 		ret_w[i] = n.scale * (float)n.code - n.offset;
 		if (ret_reach)
 			ret_reach[i] = fabsf(n.scale * (float)n.code) + fabsf(n.offset);
+	}
+}
+
+/* Which number of 32 byte b of word w is. */
+static uint32_t number_of(uint32_t order, uint32_t w, uint32_t b)
+{
+	switch (order) {
+	case ABI_QUANT_ORDER_BY4: return 16 * (w / 4) + 4 * b + w % 4;
+	case ABI_QUANT_ORDER_BY8: return 8 * b + w;
+	default: return 4 * w + b;
+	}
+}
+
+void ref_blocks_unstage(
+	uint32_t order, const void *row, uint32_t k, float *ret_a, float *ret_scales)
+{
+	const uint8_t *bytes = row;
+
+	for (uint32_t i = 0; i < k; i++) {
+		uint32_t block = i / 32, unit = i / 64, byte = i % 32;
+		uint32_t w = byte / 4, quad = block % 2 * 2 + w / 4;
+		int8_t q = (int8_t)bytes[(quad * (k / 64) + unit) * 16 + w % 4 * 4 + byte % 4];
+		float scale;
+
+		memcpy(&scale, bytes + k + (block % 2 * (k / 64) + unit) * 8, sizeof(scale));
+		ret_a[32 * block + number_of(order, w, byte % 4)] = scale * (float)q;
+		if (ret_scales)
+			ret_scales[block] = scale;
 	}
 }

@@ -22,4 +22,11 @@ void ref_blocks_fill(uint32_t dtype, uint64_t n, uint64_t *state, void *ret_bloc
 void ref_blocks_dequantize(
 	uint32_t dtype, const void *row, uint32_t k, float *ret_w, float *ret_reach);
 
+/*
+ * A row of staging for k numbers in an ABI_QUANT_ORDER_*, as abi.h has it: the numbers that its
+ * bytes say, [k]; scales, when not NULL, those of each 32, [k / 32].
+ */
+void ref_blocks_unstage(
+	uint32_t order, const void *row, uint32_t k, float *ret_a, float *ret_scales);
+
 #endif

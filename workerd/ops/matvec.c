@@ -2,76 +2,23 @@
 #include "workerd/ops/matvec.h"
 
 #include <errno.h>
-#include <inttypes.h>
 
-#include "proto/dtype.h"
-#include "proto/manifest.h"
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
 #include "workerd/ops/matmul.h"
+#include "workerd/ops/matvec-format.h"
 #include "workerd/ops/pool.h"
-
-/* Bytes of a row of x and elements of a matrix's edge are counted in 32 bits. */
-enum { MAX_EDGE = 1 << 28, UNIT = 64 };
-
-/* No ABI_QUANT_ORDER_*: x is read as it is. */
-enum { ORDER_NONE = 255 };
-
-/* One row a format, see shaders/matvec-dtype.glsl. */
-struct format {
-	uint32_t dtype;
-	enum kernels_id kernel;
-	uint32_t n_align;       /* of a row of W in bytes */
-	uint32_t order;         /* ABI_QUANT_ORDER_* */
-	uint32_t n_unit;        /* numbers of a lane; k is a multiple of it */
-	uint32_t n_group_words; /* of eight units in shared memory; 0: read where they are */
-};
-
-static const struct format formats[] = {
-	{DTYPE_F16, KERNELS_MATVEC_F16, 16, ORDER_NONE, 8, 0},
-	{DTYPE_BF16, KERNELS_MATVEC_BF16, 16, ORDER_NONE, 8, 0},
-	{DTYPE_Q8_0, KERNELS_MATVEC_Q8_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 136},
-	{DTYPE_Q4_0, KERNELS_MATVEC_Q4_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 72},
-	{DTYPE_Q4_K, KERNELS_MATVEC_Q4_K, 16, ABI_QUANT_ORDER_PLAIN, UNIT, 0},
-	{DTYPE_Q6_K, KERNELS_MATVEC_Q6_K, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 105},
-	{DTYPE_TQ2_0, KERNELS_MATVEC_TQ2_0, 4, ABI_QUANT_ORDER_PLAIN, UNIT, 33},
-	{DTYPE_Q2_0, KERNELS_MATVEC_Q2_0, 4, ABI_QUANT_ORDER_BY4, UNIT, 36},
-	{DTYPE_Q1_0, KERNELS_MATVEC_Q1_0, 4, ABI_QUANT_ORDER_BY8, UNIT, 18},
-};
-
-static const struct format *find_format(uint32_t dtype)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(formats); i++)
-		if (formats[i].dtype == dtype)
-			return &formats[i];
-	return NULL;
-}
 
 uint64_t op_matvec_staging_bytes(uint64_t k, uint32_t n_rows)
 {
 	return ABI_QUANT_ROW_BYTES(k) * n_rows;
 }
 
-static bool fits_part(const struct weights_tensor *t)
-{
-	const struct format *f = find_format(t->dtype);
-	const struct dtype *dtype = dtype_find(t->dtype);
-	uint64_t n_elements, n_bytes;
-
-	if (!f || !dtype || t->layout != MANIFEST_LAYOUT_RAW || t->ne[0] == 0 || t->ne[1] == 0 ||
-		t->ne[0] > MAX_EDGE || t->ne[1] > MAX_EDGE || t->ne[2] != 1 || t->ne[3] != 1 ||
-		t->ne[0] % f->n_unit != 0)
-		return false;
-	return dtype_tensor_bytes(dtype, 2, t->ne, &n_elements, &n_bytes) == 0 &&
-	       n_bytes == t->n_bytes && t->address % f->n_align == 0 &&
-	       n_bytes / t->ne[1] % f->n_align == 0;
-}
-
 static bool is_by_bytes(const struct op_matmul_params *p)
 {
-	return find_format(p->w[0].dtype)->order != ORDER_NONE;
+	return op_matvec_format_find(p->w[0].dtype)->order != OP_MATVEC_FORMAT_NO_ORDER;
 }
 
 bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p)
@@ -84,8 +31,9 @@ bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p
 	uint64_t n = 0;
 	for (uint32_t i = 0; i < p->n_parts; i++) {
 		const struct weights_tensor *t = &p->w[i];
-		if (!fits_part(t) || t->ne[0] != p->w[0].ne[0] ||
-			find_format(t->dtype)->order != find_format(p->w[0].dtype)->order)
+		if (!op_matvec_format_fits(t) || t->ne[2] != 1 || t->ne[0] != p->w[0].ne[0] ||
+			op_matvec_format_find(t->dtype)->order !=
+				op_matvec_format_find(p->w[0].dtype)->order)
 			return false;
 		if (p->finish == OP_MATMUL_SWIGLU &&
 			(t->ne[1] != p->w[0].ne[1] || t->dtype != p->w[0].dtype))
@@ -120,7 +68,7 @@ bool op_matvec_chain(
 		return false;
 	p->next = next->staging;
 	p->next_gain = next->gain;
-	p->next_order = find_format(next->w[0].dtype)->order;
+	p->next_order = op_matvec_format_find(next->w[0].dtype)->order;
 	next->is_staged = true;
 	return true;
 }
@@ -136,18 +84,17 @@ static uint32_t count_units(uint64_t k)
 {
 	uint32_t n = 16;
 
-	while (n < k / UNIT)
+	while (n < k / OP_MATVEC_FORMAT_UNIT)
 		n += n % 64 == 0 ? 64 : n;
 	return n;
 }
 
 /* Shared memory of a workgroup. */
-static uint64_t count_shared_bytes(const struct op_pool *pool, const struct format *f,
+static uint64_t count_shared_bytes(const struct op_pool *pool, const struct op_matvec_format *f,
 	const struct op_matvec_shape *s, uint64_t k)
 {
-	uint64_t n_lanes = op_pool_get_subgroup_size(pool);
-	uint64_t n_raw = (f->n_group_words * s->n_unroll + 7) / 8;
-	uint64_t n_w = f->n_group_words ? s->n_subgroups * s->n_rows * n_raw * n_lanes * 4 + 4 : 0;
+	uint64_t n_w = op_matvec_format_count_shared(
+		f, s->n_subgroups * s->n_rows, s->n_unroll, op_pool_get_subgroup_size(pool));
 	uint64_t n_x = s->source == OP_MATVEC_OWN ? count_units(k) * 80ull : 24;
 
 	return n_w + s->n_columns * (n_x + 4 * s->n_subgroups + 128);
@@ -157,8 +104,8 @@ static bool fits_shared(const struct op_pool *pool, const struct op_matmul_param
 	const struct op_matvec_shape *s)
 {
 	for (uint32_t i = 0; i < p->n_parts; i++)
-		if (count_shared_bytes(pool, find_format(p->w[i].dtype), s, p->w[0].ne[0]) >
-			op_pool_get_shared_bytes(pool))
+		if (count_shared_bytes(pool, op_matvec_format_find(p->w[i].dtype), s,
+			    p->w[0].ne[0]) > op_pool_get_shared_bytes(pool))
 			return false;
 	return true;
 }
@@ -184,27 +131,21 @@ struct op_matvec_shape op_matvec_choose(
 	return s;
 }
 
-static int record_quantize(struct op_pool *pool, struct vk_command *c,
-	const struct op_matmul_params *p, uint32_t order, struct err *ret_err)
+int op_matvec_record_quantize(struct op_pool *pool, struct vk_command *c,
+	const struct abi_quantize *push, uint32_t n_rows, uint32_t order, struct err *ret_err)
 {
-	uint32_t k = (uint32_t)p->w[0].ne[0], n_lanes = op_pool_get_subgroup_size(pool);
+	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
 	struct op_pool_kernel kernel = {
 		.id = KERNELS_QUANTIZE,
 		.n_subgroups = op_pool_is_software(pool) ? 8 : 4,
 		.n_spec = ABI_QUANT_SPEC_ORDER + 1 - ABI_SPEC_KERNEL,
-		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
-			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0,
+		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = push->gain != 0,
+			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = push->want != 0,
 			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = order},
 	};
-	struct abi_quantize push = {.x = p->x,
-		.gain = p->gain,
-		.m = p->m,
-		.want = p->want,
-		.staging = p->staging,
-		.k = k};
 
 	int r = op_pool_dispatch(
-		pool, c, &kernel, &push, (k / 4 + n_lanes - 1) / n_lanes, p->n_rows, ret_err);
+		pool, c, &kernel, push, (push->k / 4 + n_lanes - 1) / n_lanes, n_rows, ret_err);
 	if (r == 0)
 		vk_command_barrier(c);
 	return r;
@@ -216,7 +157,7 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 	uint32_t n_parts, uint32_t y_at, uint32_t y_stride, struct err *ret_err)
 {
 	const struct weights_tensor *w = &p->w[first];
-	const struct format *f = find_format(w->dtype);
+	const struct op_matvec_format *f = op_matvec_format_find(w->dtype);
 	uint32_t k = (uint32_t)w->ne[0];
 	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
 	bool is_own = s->source == OP_MATVEC_OWN || !is_by_bytes(p);
@@ -284,7 +225,14 @@ int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
 			"matvec: expected at most %u bytes of shared memory",
 			op_pool_get_shared_bytes(pool));
 	if (s->source == OP_MATVEC_STAGE && is_by_bytes(p)) {
-		int r = record_quantize(pool, c, p, find_format(p->w[0].dtype)->order, ret_err);
+		const struct abi_quantize push = {.x = p->x,
+			.gain = p->gain,
+			.m = p->m,
+			.want = p->want,
+			.staging = p->staging,
+			.k = (uint32_t)p->w[0].ne[0]};
+		int r = op_matvec_record_quantize(pool, c, &push, p->n_rows,
+			op_matvec_format_find(p->w[0].dtype)->order, ret_err);
 		if (r)
 			return r;
 	}

@@ -12,6 +12,7 @@
 
 #include "proto/util/cleanup.h"
 
+struct abi_quantize;
 struct err;
 struct op_matmul_params;
 struct op_pool;
@@ -57,6 +58,13 @@ bool op_matvec_fits(const struct op_pool *pool, const struct op_matmul_params *p
  */
 int must_check op_matvec_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_matmul_params *params, struct err *ret_err);
+
+/*
+ * Makes the bytes of n_rows rows, in this ABI_QUANT_ORDER_*; with a barrier behind it. Errors of
+ * op_pool_dispatch.
+ */
+int must_check op_matvec_record_quantize(struct op_pool *pool, struct vk_command *c,
+	const struct abi_quantize *push, uint32_t n_rows, uint32_t order, struct err *ret_err);
 
 /* What op_matvec_record would choose. */
 struct op_matvec_shape op_matvec_choose(
