@@ -50,7 +50,7 @@ static const struct op_matvec_shape cuts[] = {
 		.n_subgroups = 1,
 		.n_groups = 1,
 		.is_ahead = true},
-	{.n_rows = 1, .n_columns = 8, .n_unroll = 1, .n_subgroups = 3, .is_ahead = true},
+	{.n_rows = 1, .n_columns = 8, .n_unroll = 1, .n_subgroups = 3},
 	{.n_rows = 2, .n_columns = 4, .n_unroll = 1, .n_subgroups = 2, .n_groups = 2},
 };
 
@@ -98,75 +98,33 @@ static void run_format(uint32_t dtype)
 	op_arena_fini(&a);
 }
 
-static void test_f16(void **state)
+static void test_format(void **state)
 {
-	(void)state;
-	run_format(DTYPE_F16);
+	run_format(*(const uint32_t *)*state);
 }
 
-static void test_bf16(void **state)
+/* Arguments: the names of those to test; none: all. */
+int main(int argc, char **argv)
 {
-	(void)state;
-	run_format(DTYPE_BF16);
-}
+	static uint32_t dtypes[] = {DTYPE_F16, DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_K,
+		DTYPE_Q6_K, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
+	struct CMUnitTest tests[ARRAY_SIZE(dtypes)];
+	size_t n = 0;
 
-static void test_q8_0(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q8_0);
-}
-
-static void test_q4_0(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q4_0);
-}
-
-static void test_q4_K(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q4_K);
-}
-
-static void test_q6_K(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q6_K);
-}
-
-static void test_tq2_0(void **state)
-{
-	(void)state;
-	run_format(DTYPE_TQ2_0);
-}
-
-static void test_q2_0(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q2_0);
-}
-
-static void test_q1_0(void **state)
-{
-	(void)state;
-	run_format(DTYPE_Q1_0);
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		CASE(test_f16),
-		CASE(test_bf16),
-		CASE(test_q8_0),
-		CASE(test_q4_0),
-		CASE(test_q4_K),
-		CASE(test_q6_K),
-		CASE(test_tq2_0),
-		CASE(test_q2_0),
-		CASE(test_q1_0),
-	};
-
+	for (size_t i = 0; i < ARRAY_SIZE(dtypes); i++) {
+		const char *name = dtype_find(dtypes[i])->name;
+		bool is_wanted = argc == 1;
+		for (int k = 1; k < argc; k++)
+			is_wanted |= !strcmp(argv[k], name);
+		if (is_wanted)
+			tests[n++] = (struct CMUnitTest){
+				name, test_format, case_setup, case_teardown, &dtypes[i]};
+	}
+	if (n == 0) {
+		fprintf(stderr, "none of these formats\n");
+		return 2;
+	}
 	on_device_warm_up();
 	seed = op_arena_seed();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return _cmocka_run_group_tests("formats", tests, n, NULL, NULL);
 }
