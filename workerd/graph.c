@@ -10,6 +10,7 @@
 #include "proto/util/bytes.h"
 #include "proto/util/err.h"
 #include "workerd/ops/matrix.h"
+#include "workerd/ops/matvec.h"
 
 enum { ALIGN = 256 }; /* of values, so that no two share a cache line */
 
@@ -116,7 +117,28 @@ static uint32_t get_staging(const struct graph *g, const struct graph_op *op, ui
 	return (uint32_t)((k + 1) / 2);
 }
 
-/* One for all ops: each is done with it before the next begins. */
+static int add_staging(struct graph *g, uint32_t *ret_value, struct err *ret_err)
+{
+	int r = graph_add_value(g, 0, false, ret_err, ret_value);
+
+	if (!r)
+		graph_name_value(g, *ret_value, "staging");
+	return r;
+}
+
+static void widen(struct graph *g, uint32_t value, uint32_t width, uint32_t n_extra)
+{
+	struct graph_value *v = &g->values[value];
+
+	v->width = v->width > width ? v->width : width;
+	v->n_extra = v->n_extra > n_extra ? v->n_extra : n_extra;
+	use(g, value, true);
+}
+
+/*
+ * One for all ops: each is done with it before the next begins. And a small one beside it for few
+ * rows, whose ops fill each other's.
+ */
 static int use_staging(struct graph *g, const struct graph_op *op, struct err *ret_err)
 {
 	uint32_t n_extra, width = get_staging(g, op, &n_extra);
@@ -124,17 +146,15 @@ static int use_staging(struct graph *g, const struct graph_op *op, struct err *r
 	if (!g->wants_staging || width == 0)
 		return 0;
 	if (!g->has_staging) {
-		int r = graph_add_value(g, width, false, ret_err, &g->staging);
+		int r = add_staging(g, &g->staging, ret_err);
+		if (!r)
+			r = add_staging(g, &g->few_staging, ret_err);
 		if (r)
 			return r;
-		graph_name_value(g, g->staging, "staging");
 		g->has_staging = true;
 	}
-	if (g->values[g->staging].width < width)
-		g->values[g->staging].width = width;
-	if (g->values[g->staging].n_extra < n_extra)
-		g->values[g->staging].n_extra = n_extra;
-	use(g, g->staging, true);
+	widen(g, g->staging, width, n_extra);
+	widen(g, g->few_staging, 0, OP_MATVEC_MAX_COLUMNS * width);
 	return 0;
 }
 

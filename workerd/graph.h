@@ -125,6 +125,7 @@ struct graph {
 	bool wants_staging;
 	bool has_staging;
 	uint32_t staging;
+	uint32_t few_staging; /* another one, for up to OP_MATVEC_MAX_COLUMNS rows */
 
 	uint32_t n_values;
 	uint32_t n_values_room;

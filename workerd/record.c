@@ -12,6 +12,8 @@
 #include "workerd/ops/experts.h"
 #include "workerd/ops/group.h"
 #include "workerd/ops/matmul.h"
+#include "workerd/ops/matvec-experts.h"
+#include "workerd/ops/matvec.h"
 #include "workerd/ops/rope-kv.h"
 #include "workerd/ops/route.h"
 
@@ -22,6 +24,13 @@ struct recorder {
 	struct vk_command *c;
 	struct err *err;
 	uint32_t n_rows;
+	uint32_t end; /* of the ops that are recorded */
+	/* What an op has decided for those behind it, whose x it stages. 
+	 */
+	uint32_t matmul_op; /* GRAPH_NONE: nothing */
+	struct op_matmul_params matmul;
+	uint32_t experts_op;
+	struct op_experts_params experts;
 };
 
 static uint64_t value_address(const struct recorder *r, uint32_t value)
@@ -45,9 +54,21 @@ static int record_embed(const struct recorder *r, const struct graph_op *op)
 	return op_embed_record(r->pool, r->c, &params, r->err);
 }
 
-static int record_matmul(const struct recorder *r, const struct graph_op *op)
+/* Ops in a row have different ones, so that one can fill the next one's. */
+static uint64_t get_staging(const struct recorder *r, uint32_t i, uint64_t *ret_bytes)
 {
-	struct op_matmul_params params = {
+	bool is_few = r->n_rows <= OP_MATVEC_MAX_COLUMNS && i % 2;
+	uint32_t value = is_few ? r->g->few_staging : r->g->staging;
+
+	*ret_bytes = r->g->has_staging ? graph_value_bytes(r->g, value, r->n_rows) : 0;
+	return r->g->has_staging ? value_address(r, value) : 0;
+}
+
+static void get_matmul(const struct recorder *r, uint32_t i, struct op_matmul_params *ret)
+{
+	const struct graph_op *op = &r->g->ops[i];
+
+	*ret = (struct op_matmul_params){
 		.n_parts = op->matmul.n_parts,
 		.x = value_address(r, op->matmul.x),
 		.y = value_address(r, op->matmul.y),
@@ -60,13 +81,41 @@ static int record_matmul(const struct recorder *r, const struct graph_op *op)
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
+	ret->staging = get_staging(r, i, &ret->n_staging_bytes);
+	for (uint32_t k = 0; k < op->matmul.n_parts; k++)
+		ret->w[k] = op->matmul.w[k];
+}
 
-	if (r->g->has_staging) {
-		params.staging = value_address(r, r->g->staging);
-		params.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
+/* Is op i one of this kind, of those that are recorded here? */
+static bool is_next(const struct recorder *r, uint32_t i, enum graph_op_kind kind)
+{
+	return i < r->end && !r->g->ops[i].is_head && r->g->ops[i].kind == kind;
+}
+
+/* Does nothing but op i read what the op before it writes? */
+static bool is_read_by(const struct recorder *r, uint32_t value, uint32_t i)
+{
+	const struct graph_value *v = &r->g->values[value];
+
+	return v->first_op == i - 1 && v->last_op == i;
+}
+
+static int record_matmul(struct recorder *r, uint32_t i)
+{
+	const struct graph_op *op = &r->g->ops[i];
+	struct op_matmul_params params = r->matmul;
+
+	if (r->matmul_op != i)
+		get_matmul(r, i, &params);
+	if (!op->is_head && is_next(r, i + 1, GRAPH_MATMUL) &&
+		r->g->ops[i + 1].matmul.x == op->matmul.y) {
+		get_matmul(r, i + 1, &r->matmul);
+		if (op_matvec_chain(r->pool, &params, &r->matmul)) {
+			r->matmul_op = i + 1;
+			if (is_read_by(r, op->matmul.y, i + 1))
+				params.y = 0;
+		}
 	}
-	for (uint32_t i = 0; i < op->matmul.n_parts; i++)
-		params.w[i] = op->matmul.w[i];
 	return op_matmul_record(r->pool, r->c, &params, r->err);
 }
 
@@ -171,12 +220,13 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 			  : op_cache_record(r->pool, r->c, &cache, r->err);
 }
 
-static int record_experts(const struct recorder *r, const struct graph_op *op)
+static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_params *ret)
 {
+	const struct graph_op *op = &r->g->ops[i];
 	const struct graph_routing *routing = &op->experts.routing;
 	bool is_cached = find_cache(r, routing) != NULL;
 	bool is_grouped = op_experts_is_grouped(r->n_rows, r->g->n_expert, r->g->n_expert_used);
-	struct op_experts_params params = {
+	*ret = (struct op_experts_params){
 		.finish = op->experts.finish,
 		.x = value_address(r, op->experts.x),
 		.y = value_address(r, op->experts.y),
@@ -197,15 +247,41 @@ static int record_experts(const struct recorder *r, const struct graph_op *op)
 		.n_rows = r->n_rows,
 	};
 
-	if (r->g->has_staging) {
-		params.staging = value_address(r, r->g->staging);
-		params.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
+	ret->staging = get_staging(r, i, &ret->n_staging_bytes);
+	for (uint32_t k = 0; k < op->experts.n_parts; k++) {
+		ret->w[k] = op->experts.w[k];
+		ret->tables[k] = r->a->expert_tables + sizeof(uint64_t) * op->experts.tables[k];
 	}
-	for (uint32_t i = 0; i < op->experts.n_parts; i++) {
-		params.w[i] = op->experts.w[i];
-		params.tables[i] = r->a->expert_tables + sizeof(uint64_t) * op->experts.tables[i];
+}
+
+/* Few rows: the first of the two stages x of the second, and that of the next layer. */
+static int record_experts(struct recorder *r, uint32_t i)
+{
+	const struct graph_op *op = &r->g->ops[i];
+	struct op_experts_params params = r->experts;
+	bool has_after = is_next(r, i + 2, GRAPH_MATMUL);
+	bool is_few = r->experts_op == i;
+
+	if (!is_few)
+		get_experts(r, i, &params);
+	if (!is_few && op->experts.finish == OP_EXPERTS_SWIGLU &&
+		is_next(r, i + 1, GRAPH_EXPERTS)) {
+		struct op_matmul_params after = {0};
+
+		get_experts(r, i + 1, &r->experts);
+		if (has_after)
+			get_matmul(r, i + 2, &after);
+		is_few = op_matvec_experts_chain(
+			r->pool, &params, &r->experts, has_after ? &after : NULL);
+		if (is_few)
+			r->experts_op = i + 1;
+		if (is_few && after.is_staged) {
+			r->matmul = after;
+			r->matmul_op = i + 2;
+		}
 	}
-	return op_experts_record(r->pool, r->c, &params, r->err);
+	return is_few ? op_matvec_experts_record(r->pool, r->c, &params, r->err)
+		      : op_experts_record(r->pool, r->c, &params, r->err);
 }
 
 static int record_best(const struct recorder *r, const struct graph_op *op)
@@ -222,15 +298,17 @@ static int record_best(const struct recorder *r, const struct graph_op *op)
 	return op_best_record(r->pool, r->c, &params, r->err);
 }
 
-static int record_op(const struct recorder *r, const struct graph_op *op)
+static int record_op(struct recorder *r, uint32_t i)
 {
+	const struct graph_op *op = &r->g->ops[i];
+
 	switch (op->kind) {
 	case GRAPH_EMBED: return record_embed(r, op);
-	case GRAPH_MATMUL: return record_matmul(r, op);
+	case GRAPH_MATMUL: return record_matmul(r, i);
 	case GRAPH_ROPE_KV: return record_rope_kv(r, op);
 	case GRAPH_ATTENTION: return record_attention(r, op);
 	case GRAPH_ROUTE: return record_route(r, op);
-	case GRAPH_EXPERTS: return record_experts(r, op);
+	case GRAPH_EXPERTS: return record_experts(r, i);
 	case GRAPH_BEST: return record_best(r, op);
 	}
 	return -EINVAL;
@@ -240,17 +318,26 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 	uint32_t n_rows, const struct record_range *range, struct err *ret_err,
 	struct vk_command *c)
 {
-	const struct recorder recorder = {
-		.g = g, .a = a, .pool = pool, .c = c, .err = ret_err, .n_rows = n_rows};
+	struct recorder recorder = {
+		.g = g,
+		.a = a,
+		.pool = pool,
+		.c = c,
+		.err = ret_err,
+		.n_rows = n_rows,
+		.end = range->end < g->n_ops ? range->end : g->n_ops,
+		.matmul_op = GRAPH_NONE,
+		.experts_op = GRAPH_NONE,
+	};
 
 	vk_command_begin(c);
-	for (uint32_t i = range->first; i < range->end; i++) {
+	for (uint32_t i = range->first; i < recorder.end; i++) {
 		if (g->ops[i].is_head != range->is_head)
 			continue;
 		if (range->ret_op)
 			*range->ret_op = i;
 		uint32_t n_before = vk_command_get_n_dispatches(c);
-		int r = record_op(&recorder, &g->ops[i]);
+		int r = record_op(&recorder, i);
 		if (r)
 			return r;
 		if (vk_command_get_n_dispatches(c) > n_before)

@@ -49,14 +49,11 @@ struct op_experts_params {
 	uint64_t m;    /* of u32: rows of the step */
 	uint32_t n_used;
 	bool is_routed;  /* choice has been made, for few rows too */
-	/* For op_matvec_experts, as in struct op_matmul_params; pairs have rows of their own. */
-	uint64_t staging;
-	uint64_t n_staging_bytes;
+	/* See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own. */
 	bool is_staged;
 	uint64_t next;
 	uint64_t next_gain;
 	uint32_t next_order;
-	bool is_exact;
 	bool is_far;     /* most of w is on the other side of a bus: the same bits, other loads */
 	float eps;       /* of the norm */
 	uint32_t n_rows; /* the most that m can be */
