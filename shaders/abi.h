@@ -400,11 +400,11 @@ struct abi_best {
 
 struct abi_best_push {
 	ABI_ADDRESS logits; /* [m][n] f32 */
-	ABI_ADDRESS parts;  /* [m][ABI_BEST_PARTS][ABI_BEST_N] struct abi_best */
+	ABI_ADDRESS parts;  /* [m][n_parts][ABI_BEST_N] struct abi_best */
 	ABI_ADDRESS y;      /* [m][ABI_BEST_N] struct abi_best */
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n;
-	ABI_U32 pad;
+	ABI_U32 n_parts; /* of a row: 1 to ABI_BEST_PARTS */
 };
 
 struct abi_memory {

@@ -7,9 +7,9 @@
  *	BEST_PARTS   a workgroup finds those of one part of a row, in any order
  *	BEST_MERGE   a workgroup finds those of all parts of a row, and sorts them
  *
- * Shapes: logits [m][n] f32, parts [m][ABI_BEST_PARTS][ABI_BEST_N] struct abi_best, y [m][ABI_BEST_N]
+ * Shapes: logits [m][n] f32, parts [m][n_parts][ABI_BEST_N] struct abi_best, y [m][ABI_BEST_N]
  * struct abi_best; where there are fewer, the last have the index ABI_BEST_NONE.
- * Grid: PARTS x: ABI_BEST_PARTS workgroups, MERGE x: 1; y: rows. Rows beyond *m are not computed.
+ * Grid: PARTS x: n_parts workgroups, MERGE x: 1; y: rows. Rows beyond *m are not computed.
  * Bindings: none; addresses in struct abi_best_push.
  *
  * Nothing is sorted but the result: a radix select finds the value of the last one that is taken,
@@ -25,8 +25,11 @@ layout(push_constant, std430) uniform Push
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Bests { abi_best at[]; };
 
 const uint N_DIGIT = 256;
+const uint N_COARSE = 16; /* runs of digits that are counted together, so that few are walked */
+const uint N_FINE = N_DIGIT / N_COARSE;
 
 shared uint counts[N_DIGIT];
+shared uint coarse_counts[N_COARSE];
 shared uint chosen_digit;
 shared uint n_above;  /* with larger digits than the chosen one */
 shared uint n_taken;
@@ -56,12 +59,12 @@ uint first; /* of the part */
 uint n_items()
 {
 #if defined(BEST_PARTS)
-	uint n_part = (push.n + ABI_BEST_PARTS - 1) / ABI_BEST_PARTS;
+	uint n_part = (push.n + push.n_parts - 1) / push.n_parts;
 
 	first = gl_WorkGroupID.x * n_part;
 	return first < push.n ? min(n_part, push.n - first) : 0;
 #else
-	return ABI_BEST_PARTS * ABI_BEST_N;
+	return push.n_parts * ABI_BEST_N;
 #endif
 }
 
@@ -71,7 +74,7 @@ void load(uint i, out uint key, out uint index)
 	key = key_of(Floats(address_at(push.logits, row, 4 * push.n)).at[first + i]);
 	index = first + i;
 #else
-	uvec2 at = address_at(push.parts, row, ABI_BEST_PARTS * ABI_BEST_N * 8);
+	uvec2 at = address_at(push.parts, row, push.n_parts * ABI_BEST_N * 8);
 	index = Bests(at).at[i].index;
 	key = index == ABI_BEST_NONE ? 0 : key_of(Bests(at).at[i].logit);
 #endif
@@ -100,8 +103,18 @@ void count_digits(uint n, uint mask, uint prefix, uint shift)
 /* The digit that the n_left-th from above has; 0 where there are fewer. */
 void choose_digit(uint n_left)
 {
+	for (uint c = local_id(); c < N_COARSE; c += LOCAL_SIZE) {
+		uint n = 0;
+		for (uint d = 0; d < N_FINE; d++)
+			n += counts[c * N_FINE + d];
+		coarse_counts[c] = n;
+	}
+	barrier();
 	if (local_id() == 0) {
-		uint n = 0, d = N_DIGIT - 1;
+		uint n = 0, c = N_COARSE - 1;
+		while (c > 0 && n + coarse_counts[c] < n_left)
+			n += coarse_counts[c--];
+		uint d = (c + 1) * N_FINE - 1;
 		while (d > 0 && n + counts[d] < n_left)
 			n += counts[d--];
 		chosen_digit = d;
@@ -161,8 +174,8 @@ void take_lowest(uint n_all, uint last, uint n)
 
 void select()
 {
-	uint n = n_items(), n_equal;
-	uint last = find_last(n, n_equal);
+	uint n = n_items(), n_equal = 0;
+	uint last = n > ABI_BEST_N ? find_last(n, n_equal) : 0; /* 0: all are taken */
 	bool is_crowded = last != 0 && counts[last & (N_DIGIT - 1)] > n_equal;
 
 	if (local_id() == 0)
@@ -183,7 +196,7 @@ void select()
 void store(uint at, uint i)
 {
 #if defined(BEST_PARTS)
-	uvec2 y = address_at(push.parts, row * ABI_BEST_PARTS + gl_WorkGroupID.x, ABI_BEST_N * 8);
+	uvec2 y = address_at(push.parts, row * push.n_parts + gl_WorkGroupID.x, ABI_BEST_N * 8);
 #else
 	uvec2 y = address_at(push.y, row, ABI_BEST_N * 8);
 #endif

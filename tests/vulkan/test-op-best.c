@@ -72,7 +72,7 @@ static void run(struct op_arena *a, uint32_t n, uint32_t m, uint32_t n_rows, enu
 		.m = op_arena_address(a, op_arena_take_u32(a, m)),
 		.n = n,
 		.n_rows = n_rows};
-	op_arena_expect(a, parts, OP_BEST_PARTS_BYTES * m);
+	op_arena_expect(a, parts, n_bytes * op_best_count_parts(n));
 	op_arena_expect(a, y, n_bytes);
 	on_device_check(op_best_record(a->pool, op_arena_begin(a), &p, &e), &e, "record");
 	op_arena_run(a);

@@ -20,7 +20,11 @@ struct op_best_params {
 	uint32_t n_rows; /* the most that m can be */
 };
 
+/* At most. */
 #define OP_BEST_PARTS_BYTES (8ull * ABI_BEST_PARTS * ABI_BEST_N)
+
+/* Of a row of n logits, which are looked at apart: at most ABI_BEST_PARTS. */
+uint32_t op_best_count_parts(uint32_t n);
 
 /* Two dispatches with a barrier between. Errors of op_pool_dispatch. Engine thread. */
 int must_check op_best_record(struct op_pool *pool, struct vk_command *c,
