@@ -11,6 +11,7 @@
 
 #include "proto/util/err.h"
 #include "workerd/graph.h"
+#include "workerd/ops/matrix.h"
 
 static uint32_t add_value(struct graph *g, uint32_t width)
 {
@@ -150,7 +151,8 @@ static void test_tables(void **state)
 			.routing = {.logits = GRAPH_NONE,
 				.choice = GRAPH_NONE,
 				.pairs = GRAPH_NONE,
-				.groups = GRAPH_NONE},
+				.groups = GRAPH_NONE,
+				.wide = GRAPH_NONE},
 			.x = GRAPH_NONE,
 			.z = GRAPH_NONE}};
 	struct graph g = {0};
@@ -169,6 +171,44 @@ static void test_tables(void **state)
 	graph_fill_tables(&g, addresses);
 	for (uint32_t i = 0; i < 6; i++)
 		assert_int_equal(addresses[i], (i < 3 ? 1ull << 20 : 1ull << 40) + i % 3 * 4 * 34);
+	graph_fini(&g);
+}
+
+/* The longest row of any op that is put into another form, and room beside it. */
+static void test_staging(void **state)
+{
+	struct graph_op matmul = {.kind = GRAPH_MATMUL,
+		.matmul = {.n_parts = 1, .w = {{.ne = {96, 4, 1, 1}}}, .r = GRAPH_NONE}};
+	struct graph_op experts = {.kind = GRAPH_EXPERTS,
+		.experts = {.n_parts = 1,
+			.w = {{.ne = {64, 4, 8, 1}}},
+			.routing = {.logits = GRAPH_NONE,
+				.choice = GRAPH_NONE,
+				.pairs = GRAPH_NONE,
+				.groups = GRAPH_NONE,
+				.wide = GRAPH_NONE},
+			.x = GRAPH_NONE,
+			.z = GRAPH_NONE,
+			.finish = OP_EXPERTS_MIX}};
+	struct graph g = {.wants_staging = true, .n_expert_used = 4};
+	struct graph exact = {0};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	matmul.matmul.x = matmul.matmul.y = experts.experts.y = add_value(&g, 4);
+	g.values[matmul.matmul.x].is_used = true;
+	assert_int_equal(graph_add_op(&g, &matmul, &e), 0);
+	assert_true(g.has_staging);
+	/* 128 f16 of a row, in words. */
+	assert_int_equal(graph_value_bytes(&g, g.staging, 3), 4 * 3 * 64 + OP_MATRIX_PARTIAL_BYTES);
+	assert_int_equal(graph_add_op(&g, &experts, &e), 0);
+	/* 64 f16 of each of a row's four experts. */
+	assert_int_equal(
+		graph_value_bytes(&g, g.staging, 3), 4 * 3 * 128 + OP_MATRIX_PARTIAL_BYTES);
+	experts.experts.y = add_value(&exact, 4);
+	assert_int_equal(graph_add_op(&exact, &experts, &e), 0);
+	assert_false(exact.has_staging);
+	graph_fini(&exact);
 	graph_fini(&g);
 }
 
@@ -217,6 +257,7 @@ int main(void)
 		CASE(test_words_behind_the_rows),
 		CASE(test_sites),
 		CASE(test_tables),
+		CASE(test_staging),
 		CASE(test_random_graphs),
 	};
 

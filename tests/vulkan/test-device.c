@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <vulkan/vulkan_core.h>
 
+#include "vk/matrix.h"
+
 void __real_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice physical, VkPhysicalDeviceFeatures2 *ret);
 void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice physical, VkPhysicalDeviceFeatures2 *ret);
 void __real_vkGetPhysicalDeviceProperties2(
@@ -16,7 +18,7 @@ VkResult __real_vkEnumerateDeviceExtensionProperties(
 VkResult __wrap_vkEnumerateDeviceExtensionProperties(
 	VkPhysicalDevice physical, const char *layer, uint32_t *n, VkExtensionProperties *ret);
 
-static bool hide_float16, hide_subgroup_control, hide_extensions;
+static bool hide_float16, hide_subgroup_control, hide_extensions, hide_matrix, hide_memory_model;
 static uint32_t fake_version;
 
 void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice physical, VkPhysicalDeviceFeatures2 *ret)
@@ -29,6 +31,14 @@ void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice physical, VkPhysicalDe
 		if (hide_subgroup_control &&
 			s->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES)
 			((VkPhysicalDeviceVulkan13Features *)s)->subgroupSizeControl = false;
+		if (hide_memory_model &&
+			s->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES)
+			((VkPhysicalDeviceVulkan12Features *)s)->vulkanMemoryModel = false;
+		if (hide_matrix &&
+			s->sType ==
+				VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR)
+			((VkPhysicalDeviceCooperativeMatrixFeaturesKHR *)s)->cooperativeMatrix =
+				false;
 	}
 }
 
@@ -94,6 +104,36 @@ static void test_info(void **state)
 	if (!strcmp(on_device_select(), "software"))
 		assert_true(info->is_software);
 	vk_device_free(d);
+}
+
+static uint32_t count_matrices(void)
+{
+	struct vk_device *d = on_device_new();
+	const struct vk_device_info *info = vk_device_get_info(d);
+	uint32_t n = info->n_matrices;
+
+	assert_in_range(n, 0, VK_DEVICE_MAX_MATRICES);
+	for (uint32_t i = 0; i < n; i++) {
+		const struct vk_device_matrix *m = &info->matrices[i];
+		assert_true(m->m > 0 && m->n > 0 && m->k > 0);
+		assert_true(i == 0 || m->k <= info->matrices[i - 1].k);
+	}
+	vk_device_free(d);
+	return n;
+}
+
+/* Matrices, if there are any, need both of their features. */
+static void test_matrices(void **state)
+{
+	(void)state;
+	uint32_t n = count_matrices();
+	hide_matrix = true;
+	assert_int_equal(count_matrices(), 0);
+	hide_matrix = false;
+	hide_memory_model = true;
+	assert_int_equal(count_matrices(), 0);
+	hide_memory_model = false;
+	assert_int_equal(count_matrices(), n);
 }
 
 static void test_select(void **state)
@@ -261,6 +301,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_info),
+		CASE(test_matrices),
 		CASE(test_select),
 		CASE(test_no_driver),
 		CASE(test_lacking),
