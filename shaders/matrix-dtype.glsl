@@ -34,14 +34,14 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Qu
 #define W_ELEMENTS 8
 #define W_RAW 4
 #elif defined(DTYPE_Q8_0) || defined(DTYPE_Q4_0) || defined(DTYPE_TQ2_0)
-#define W_ELEMENTS 16
-#define W_RAW 6
+#define W_ELEMENTS 8
+#define W_RAW 4
 #elif defined(DTYPE_Q4_K)
 #define W_ELEMENTS 16
 #define W_RAW 8
 #elif defined(DTYPE_Q6_K)
-#define W_ELEMENTS 16
-#define W_RAW 12
+#define W_ELEMENTS 8
+#define W_RAW 8
 #elif defined(DTYPE_Q2_0)
 #define W_ELEMENTS 16
 #define W_RAW 3
@@ -62,15 +62,16 @@ uint pack_halves(float a, float b)
 	return packFloat2x16(f16vec2(v));
 }
 
-/* n words that hold 4 (n - 1) bytes at an even offset of a row: two more or two before are read. */
-uint first_word(uvec2 row, uint at)
-{
-	return ((row.x & 2) + at) >> 2;
-}
-
+/* Is what begins so many bytes from the row's begin cut by words' borders? All begins are even. */
 bool is_split(uvec2 row, uint at)
 {
 	return ((row.x + at) & 2) != 0;
+}
+
+/* The word of which a byte is, counted from the one in which the row begins. */
+uint first_word(uvec2 row, uint at)
+{
+	return ((row.x & 2) + at) >> 2;
 }
 
 uint load_word(uvec2 row, uint at)
@@ -78,15 +79,15 @@ uint load_word(uvec2 row, uint at)
 	return Words(uvec2(row.x & ~3u, row.y)).at[at];
 }
 
-/* 16 bytes at an even offset: five words, or four and the last again. */
-void load_16(uvec2 row, uint at, inout uint raw[W_RAW], int first)
+/* Eight bytes: three words, or two and the last again. A row's lanes read neighbours' bytes. */
+void load_8(uvec2 row, uint at, inout uint raw[W_RAW], int first)
 {
 	uint word = first_word(row, at);
 
-#if W_RAW >= 5
-	[[unroll]] for (int i = 0; i < 4; i++)
-		raw[first + i] = load_word(row, word + i);
-	raw[first + 4] = load_word(row, is_split(row, at) ? word + 4 : word + 3);
+#if W_RAW >= 3
+	raw[first] = load_word(row, word);
+	raw[first + 1] = load_word(row, word + 1);
+	raw[first + 2] = load_word(row, is_split(row, at) ? word + 2 : word + 1);
 #endif
 }
 
@@ -95,13 +96,11 @@ uint whole_word(uint low, uint high, bool is_cut)
 	return is_cut ? low >> 16 | high << 16 : low;
 }
 
-uvec4 whole_16(uint raw[W_RAW], int first, bool is_cut)
+uvec4 whole_8(uint raw[W_RAW], int first, bool is_cut)
 {
-#if W_RAW >= 5
+#if W_RAW >= 3
 	return uvec4(whole_word(raw[first], raw[first + 1], is_cut),
-		whole_word(raw[first + 1], raw[first + 2], is_cut),
-		whole_word(raw[first + 2], raw[first + 3], is_cut),
-		whole_word(raw[first + 3], raw[first + 4], is_cut));
+		whole_word(raw[first + 1], raw[first + 2], is_cut), 0, 0);
 #else
 	return uvec4(0);
 #endif
@@ -112,23 +111,25 @@ uint load_half(uvec2 row, uint at)
 	return uint(Halves(row).at[at / 2]);
 }
 
-/* Where in a row the unit's numbers and its factor are, in bytes. */
+/* Where in a row the unit's numbers begin, in bytes. */
 uint numbers_at(uint unit)
 {
+	uint e = unit * W_ELEMENTS;
+
 #if defined(DTYPE_Q8_0)
-	return 34 * (unit / 2) + 2 + 16 * (unit % 2);
+	return 34 * (e / 32) + 2 + e % 32;
 #elif defined(DTYPE_Q4_0)
-	return 18 * (unit / 2) + 2;
+	return 18 * (e / 32) + 2 + e % 16;
 #elif defined(DTYPE_Q4_K)
-	return 144 * (unit / 16) + 16 + 32 * (unit % 16 / 4) + 16 * (unit % 2);
+	return 144 * (e / 256) + 16 + 32 * (e % 256 / 64) + e % 32;
 #elif defined(DTYPE_Q6_K)
-	return 210 * (unit / 16) + 64 * (unit % 16 / 8) + 16 * (unit % 4);
+	return 210 * (e / 256) + 64 * (e % 256 / 128) + e % 64;
 #elif defined(DTYPE_TQ2_0)
-	return 66 * (unit / 16) + 32 * (unit % 16 / 8) + 16 * (unit % 2);
+	return 66 * (e / 256) + 32 * (e % 256 / 128) + e % 32;
 #elif defined(DTYPE_Q2_0)
-	return 18 * (unit / 4) + 2 + 4 * (unit % 4);
+	return 18 * (e / 64) + 2 + e % 64 / 4;
 #elif defined(DTYPE_Q1_0)
-	return 18 * (unit / 8) + 2 + 2 * (unit % 8);
+	return 18 * (e / 128) + 2 + e % 128 / 8;
 #else
 	return 0;
 #endif
@@ -137,18 +138,22 @@ uint numbers_at(uint unit)
 #if defined(DTYPE_Q6_K)
 uint highs_at(uint unit)
 {
-	return 210 * (unit / 16) + 128 + 32 * (unit % 16 / 8) + 16 * (unit % 2);
+	uint e = unit * W_ELEMENTS;
+
+	return 210 * (e / 256) + 128 + 32 * (e % 256 / 128) + e % 32;
 }
 
 uint scale_at(uint unit)
 {
-	return 210 * (unit / 16) + 192 + unit % 16;
+	uint e = unit * W_ELEMENTS;
+
+	return 210 * (e / 256) + 192 + e % 256 / 16;
 }
 #endif
 
 void w_load(uvec2 row, uint unit, out uint raw[W_RAW])
 {
-	uint at = numbers_at(unit);
+	uint at = numbers_at(unit), e = unit * W_ELEMENTS;
 
 #if defined(DTYPE_F32)
 	uvec4 a = Quads(row).at[2 * unit], b = Quads(row).at[2 * unit + 1];
@@ -161,33 +166,33 @@ void w_load(uvec2 row, uint unit, out uint raw[W_RAW])
 	[[unroll]] for (int i = 0; i < 4; i++)
 		raw[i] = a[i];
 #elif defined(DTYPE_Q4_K)
-	uvec4 a = Quads(row).at[at / 16], head = Quads(row).at[9 * (unit / 16)];
+	uvec4 a = Quads(row).at[at / 16], head = Quads(row).at[9 * (e / 256)];
 	[[unroll]] for (int i = 0; i < 4; i++) {
 		raw[i] = a[i];
 		raw[4 + i] = head[i];
 	}
 #elif defined(DTYPE_Q8_0)
-	load_16(row, at, raw, 0);
-	raw[5] = load_half(row, 34 * (unit / 2));
+	load_8(row, at, raw, 0);
+	raw[3] = load_half(row, 34 * (e / 32));
 #elif defined(DTYPE_Q4_0)
-	load_16(row, at, raw, 0);
-	raw[5] = load_half(row, 18 * (unit / 2));
+	load_8(row, at, raw, 0);
+	raw[3] = load_half(row, 18 * (e / 32));
 #elif defined(DTYPE_TQ2_0)
-	load_16(row, at, raw, 0);
-	raw[5] = load_half(row, 66 * (unit / 16) + 64);
+	load_8(row, at, raw, 0);
+	raw[3] = load_half(row, 66 * (e / 256) + 64);
 #elif defined(DTYPE_Q6_K)
-	load_16(row, at, raw, 0);
-	load_16(row, highs_at(unit), raw, 5);
-	raw[10] = load_half(row, scale_at(unit) & ~1u);
-	raw[11] = load_half(row, 210 * (unit / 16) + 208);
+	load_8(row, at, raw, 0);
+	load_8(row, highs_at(unit), raw, 3);
+	raw[6] = load_half(row, scale_at(unit) & ~1u);
+	raw[7] = load_half(row, 210 * (e / 256) + 208);
 #elif defined(DTYPE_Q2_0)
 	uint word = first_word(row, at);
 	raw[0] = load_word(row, word);
 	raw[1] = load_word(row, is_split(row, at) ? word + 1 : word);
-	raw[2] = load_half(row, 18 * (unit / 4));
+	raw[2] = load_half(row, 18 * (e / 64));
 #elif defined(DTYPE_Q1_0)
 	raw[0] = load_half(row, at);
-	raw[1] = load_half(row, 18 * (unit / 8));
+	raw[1] = load_half(row, 18 * (e / 128));
 #endif
 }
 
@@ -219,10 +224,9 @@ void expand(uvec4 q, float16_t bias, float16_t d, float16_t e, out uvec4 ret_qua
 }
 
 #if defined(DTYPE_Q4_K)
-/* The factors of 32 numbers: d s and e t. */
-f16vec2 factors(uint unit, uint raw[W_RAW])
+/* The factors of the j-th 32 numbers: d s and e t. */
+f16vec2 factors(uint j, uint raw[W_RAW])
 {
-	uint j = unit % 16 / 2;
 	uint shift = 8 * (j % 4);
 	uint a = raw[5] >> shift & 0xff, b = raw[6] >> shift & 0xff, c = raw[7] >> shift & 0xff;
 	uint s = j < 4 ? a & 63 : (c & 15) | a >> 6 << 4;
@@ -235,6 +239,7 @@ f16vec2 factors(uint unit, uint raw[W_RAW])
 void w_decode(uvec2 row, uint unit, uint raw[W_RAW], out uvec4 ret_quads[W_QUADS])
 {
 	bool is_cut = is_split(row, numbers_at(unit));
+	uint e = unit * W_ELEMENTS;
 	const float16_t zero = float16_t(0.0);
 
 #if defined(DTYPE_F32)
@@ -248,24 +253,24 @@ void w_decode(uvec2 row, uint unit, uint raw[W_RAW], out uvec4 ret_quads[W_QUADS
 		ret_quads[0][i] = pack_halves(
 			uintBitsToFloat(raw[i] << 16), uintBitsToFloat(raw[i] & 0xffff0000u));
 #elif defined(DTYPE_Q8_0)
-	uvec4 q = whole_16(raw, 0, is_cut) ^ 0x80808080u;
-	expand(q, float16_t(128.0), unpackFloat2x16(raw[5]).x, zero, ret_quads);
+	uvec4 q = whole_8(raw, 0, is_cut) ^ 0x80808080u;
+	expand(q, float16_t(128.0), unpackFloat2x16(raw[3]).x, zero, ret_quads);
 #elif defined(DTYPE_Q4_0)
-	uvec4 q = whole_16(raw, 0, is_cut) >> (4 * (unit % 2)) & 0x0f0f0f0fu;
-	expand(q, float16_t(8.0), unpackFloat2x16(raw[5]).x, zero, ret_quads);
+	uvec4 q = whole_8(raw, 0, is_cut) >> (4 * (e / 16 % 2)) & 0x0f0f0f0fu;
+	expand(q, float16_t(8.0), unpackFloat2x16(raw[3]).x, zero, ret_quads);
 #elif defined(DTYPE_Q4_K)
-	uvec4 q = uvec4(raw[0], raw[1], raw[2], raw[3]) >> (4 * (unit / 2 % 2)) & 0x0f0f0f0fu;
-	f16vec2 f = factors(unit, raw);
+	uvec4 q = uvec4(raw[0], raw[1], raw[2], raw[3]) >> (4 * (e / 32 % 2)) & 0x0f0f0f0fu;
+	f16vec2 f = factors(e % 256 / 32, raw);
 	expand(q, zero, f.x, f.y, ret_quads);
 #elif defined(DTYPE_Q6_K)
-	uint g = unit % 8 / 2; /* of four runs of 32: nibble g / 2 of bytes 32 (g % 2) on, pair g */
-	uvec4 l = whole_16(raw, 0, is_cut) >> (4 * (g / 2)) & 0x0f0f0f0fu;
-	uvec4 h = whole_16(raw, 5, is_split(row, highs_at(unit))) >> (2 * g) & 0x03030303u;
-	float s = byte_float(raw[10], int(unit % 2)) * half_low(raw[11]);
+	uint g = e % 128 / 32; /* of four runs of 32: nibble g / 2 of bytes 32 (g % 2) on, pair g */
+	uvec4 l = whole_8(raw, 0, is_cut) >> (4 * (g / 2)) & 0x0f0f0f0fu;
+	uvec4 h = whole_8(raw, 3, is_split(row, highs_at(unit))) >> (2 * g) & 0x03030303u;
+	float s = byte_float(raw[6], int(e / 16 % 2)) * half_low(raw[7]);
 	expand(l | h << 4, float16_t(32.0), float16_t(s), zero, ret_quads);
 #elif defined(DTYPE_TQ2_0)
-	uvec4 q = whole_16(raw, 0, is_cut) >> (2 * (unit % 8 / 2)) & 0x03030303u;
-	expand(q, float16_t(1.0), unpackFloat2x16(raw[5]).x, zero, ret_quads);
+	uvec4 q = whole_8(raw, 0, is_cut) >> (2 * (e % 128 / 32)) & 0x03030303u;
+	expand(q, float16_t(1.0), unpackFloat2x16(raw[3]).x, zero, ret_quads);
 #elif defined(DTYPE_Q2_0)
 	uint w = whole_word(raw[0], raw[1], is_cut);
 	uvec4 q = uvec4(w, w >> 8, w >> 16, w >> 24) & 0xff;
