@@ -57,9 +57,27 @@ static uint32_t get_read_parts(const struct graph_op *op, enum kernels_id id)
 	return read ? read : (1u << n) - 1;
 }
 
+/* Kernels that only prepare or gather: what they read is no weight, and small. */
+static bool is_helper(enum kernels_id id)
+{
+	switch (id) {
+	case KERNELS_ROUTE:
+	case KERNELS_GROUP:
+	case KERNELS_MIX:
+	case KERNELS_CACHE:
+	case KERNELS_CACHE_FILL:
+	case KERNELS_QUANTIZE:
+	case KERNELS_STAGE:
+	case KERNELS_MATRIX_SUM:
+	case KERNELS_BEST_PARTS:
+	case KERNELS_BEST_MERGE: return true;
+	default: return false;
+	}
+}
+
 bool cost_is_kindred(const struct graph_op *op, enum kernels_id a, enum kernels_id b)
 {
-	return get_read_parts(op, a) == get_read_parts(op, b);
+	return !is_helper(a) && !is_helper(b) && get_read_parts(op, a) == get_read_parts(op, b);
 }
 
 static void get_matmul(const struct cost_step *s, const struct graph_op *op, enum kernels_id id,
@@ -167,24 +185,6 @@ static void get_rope_kv(const struct cost_step *s, struct cost *ret_cost)
 		2 * s->graph->n_head_kv, s->graph->head_dim);
 }
 
-/* Kernels that only prepare or gather: what they read is no weight, and small. */
-static bool is_helper(enum kernels_id id)
-{
-	switch (id) {
-	case KERNELS_ROUTE:
-	case KERNELS_GROUP:
-	case KERNELS_MIX:
-	case KERNELS_CACHE:
-	case KERNELS_CACHE_FILL:
-	case KERNELS_QUANTIZE:
-	case KERNELS_STAGE:
-	case KERNELS_MATRIX_SUM:
-	case KERNELS_BEST_PARTS:
-	case KERNELS_BEST_MERGE: return true;
-	default: return false;
-	}
-}
-
 void cost_get(const struct cost_step *step, const struct graph_op *op, enum kernels_id id,
 	uint32_t n_alike, uint32_t n_kindred, struct cost *ret_cost)
 {
@@ -203,6 +203,6 @@ void cost_get(const struct cost_step *step, const struct graph_op *op, enum kern
 	}
 	cost.n_weight_bytes /= n_alike;
 	cost.n_kv_bytes /= n_alike;
-	cost.n_flops /= n_kindred;
+	cost.n_flops /= n_kindred ? n_kindred : 1; /* a helper has no kin, and no cost */
 	*ret_cost = cost;
 }

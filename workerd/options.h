@@ -40,7 +40,7 @@ struct options {
 	uint32_t n_sessions;
 	enum kv_layout_type kv_type;
 	uint32_t n_kv_tokens; /* that all sessions have together; 0: each its whole context */
-	uint32_t n_chunk;     /* rows a step; 0: 256 or less as fits */
+	uint32_t n_chunk;     /* rows a step; 0: 256, with matrices 1024, or less as fits */
 	uint32_t stream_rows; /* see plan.h; 0: measured */
 	enum options_expert_cache expert_cache;
 	uint64_t expert_cache_bytes; /* with OPTIONS_EXPERT_CACHE_BYTES */

@@ -643,6 +643,11 @@ uint32_t plan_get_n_dispatches(const struct plan *p)
 	return vk_command_get_n_dispatches(p->body[0]) + vk_command_get_n_dispatches(p->head[0]);
 }
 
+bool plan_is_software(const struct plan *p)
+{
+	return vk_device_get_info(p->d)->is_software;
+}
+
 uint32_t plan_get_n_vocab(const struct plan *p)
 {
 	return p->n_vocab;

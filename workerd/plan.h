@@ -109,6 +109,7 @@ const struct abi_best *plan_get_best(const struct plan *p);
 int must_check plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits);
 
 uint32_t plan_get_n_dispatches(const struct plan *p); /* of a step of one row with logits */
+bool plan_is_software(const struct plan *p);          /* the device is a processor */
 uint32_t plan_get_n_vocab(const struct plan *p);
 
 /* The processor's time of the last step. */

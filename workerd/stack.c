@@ -20,6 +20,7 @@
 enum {
 	DEFAULT_CTX = 4096,
 	DEFAULT_CHUNK = 256,
+	FAST_CHUNK = 1024, /* where there are matrices: they are fast when there is much to do */
 	/* Drivers round allocations up; what that was is known, and given back, afterwards. */
 	SLACK_BYTES = 1 << 20,
 };
@@ -350,6 +351,15 @@ static int stack_settle(
 	return r ? r : weights_client_report(params->weightd, &s->report, ret_err);
 }
 
+/* Do the kernels of many rows have them? */
+static bool stack_has_matrices(const struct stack_params *params)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+
+	return !info->is_software && info->n_matrices &&
+	       params->options->kernels != PLAN_KERNELS_EXACT;
+}
+
 static int stack_fill(struct stack *s, const struct stack_params *params, struct err *ret_err)
 {
 	const struct options *o = params->options;
@@ -360,7 +370,9 @@ static int stack_fill(struct stack *s, const struct stack_params *params, struct
 
 	stack_say_paged(s->weights);
 	chunk->is_default = !o->n_chunk;
-	chunk->n_asked = o->n_chunk ? o->n_chunk : DEFAULT_CHUNK;
+	chunk->n_asked = o->n_chunk                   ? o->n_chunk
+			 : stack_has_matrices(params) ? FAST_CHUNK
+						      : DEFAULT_CHUNK;
 	if (chunk->n_asked < o->n_sessions)
 		return err_set(ret_err, EINVAL,
 			"--chunk: expected at least the %" PRIu32 " of --sessions, found %" PRIu32,

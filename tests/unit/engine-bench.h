@@ -270,6 +270,12 @@ int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logit
 	return 0;
 }
 
+bool plan_is_software(const struct plan *p)
+{
+	(void)p;
+	return true;
+}
+
 void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)
 {
 	(void)p;
