@@ -15,7 +15,7 @@
  * was summed. So f16 holds every weight, and sums have no loss but at the end of their range.
  *
  * Shapes: as attention.comp; HEAD_DIM a multiple of N and K.
- * Grid: x: the most spans, or slots, whatever is more, see find_place; y: n_head / HEADS.
+ * Grid: x: places (see find_place), for the most spans; y: n_head / HEADS.
  * Bindings: none; addresses in struct abi_attention. What has no span or part leaves at once.
  */
 #extension GL_KHR_cooperative_matrix : require
@@ -379,10 +379,11 @@ void main()
 {
 	uint h0 = gl_WorkGroupID.y * HEADS;
 	uint n_units = Spans(push.list).n;
-	place at = find_place(n_units, ABI_ATTENTION_TILE_SLOTS);
+	uint n_most = count_most(n_units, ABI_ATTENTION_TILE_SLOTS);
 
-	if (at.unit >= n_units)
+	if (gl_WorkGroupID.x >= n_units * n_most)
 		return;
+	place at = find_place(gl_WorkGroupID.x, n_units, n_most);
 	abi_span span = Spans(push.list).at[at.unit];
 	uint first = first_key(position_of(span, 0)), last = position_of(span, QUERIES);
 	pages part = cut(at, first, last);

@@ -7,9 +7,9 @@
  * rows of a step, but not for a row beside others.
  *
  * Shapes: as attention.comp.
- * Grid: x: the most rows, or slots, whatever is more, see find_place, workgroups of SPLITS
- * subgroups; y: n_head / HEADS. With LIST a span of it is one row.
- * Bindings: none; addresses in struct abi_attention. What has no row or part leaves at once.
+ * Grid: x: any, best so many as there are places (see find_place), workgroups of SPLITS subgroups;
+ * y: n_head / HEADS. With LIST a span of it is one row.
+ * Bindings: none; addresses in struct abi_attention. What has no place or part leaves at once.
  *
  * LANES lanes share a key, each with 16 bytes of it at a time; a subgroup has UNROLL keys a lane in
  * flight, and their values. Page table entries, which are in host memory, are read by the lanes for
@@ -321,15 +321,12 @@ void add_parts(uvec2 y_row, uint h0, uint slot, uint n)
 	}
 }
 
-void main()
+/* A part of a row; all invocations. */
+void add_place(place at)
 {
 	uint h0 = gl_WorkGroupID.y * HEADS;
-	uint n_units = HAS_LIST ? Spans(push.list).n : Words(push.m).at[0];
-	place at = find_place(n_units, ABI_ATTENTION_SLOTS);
-
-	if (at.unit >= n_units)
-		return;
 	abi_span span = abi_span(at.unit, 1, 0, 0);
+
 	if (HAS_LIST) {
 		span = Spans(push.list).at[at.unit];
 	} else {
@@ -364,4 +361,15 @@ void main()
 	}
 	if (part.n_parts > 1 && is_last_part(unit_block(at), part.n_parts))
 		add_parts(y_row, h0, slot_of(at, 0), part.n_parts);
+}
+
+void main()
+{
+	uint n_units = HAS_LIST ? Spans(push.list).n : Words(push.m).at[0];
+	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
+
+	for (uint x = gl_WorkGroupID.x; x < n_units * n_most; x += gl_NumWorkGroups.x) {
+		barrier(); /* what is shared is free again */
+		add_place(find_place(x, n_units, n_most));
+	}
 }

@@ -10,7 +10,7 @@
  * invocation.
  *
  * Shapes: as attention.comp. Keys and values are f16 in shared memory: of Q8_0 they are rounded.
- * Grid: x: the most spans, or slots, whatever is more, see find_place; y: n_head / HEADS.
+ * Grid: x: places (see find_place), for the most spans; y: n_head / HEADS.
  * Bindings: none; addresses in struct abi_attention. What has no span or part leaves at once.
  */
 #extension GL_GOOGLE_include_directive : require
@@ -215,10 +215,11 @@ void main()
 {
 	uint h0 = gl_WorkGroupID.y * HEADS;
 	uint n_units = Spans(push.list).n;
-	place at = find_place(n_units, ABI_ATTENTION_TILE_SLOTS);
+	uint n_most = count_most(n_units, ABI_ATTENTION_TILE_SLOTS);
 
-	if (at.unit >= n_units)
+	if (gl_WorkGroupID.x >= n_units * n_most)
 		return;
+	place at = find_place(gl_WorkGroupID.x, n_units, n_most);
 	abi_span span = Spans(push.list).at[at.unit];
 	uint head = h0 / (push.n_head / push.n_head_kv);
 	uint first = first_key(position_of(span, 0)), last = position_of(span, QUERIES);

@@ -81,22 +81,24 @@ uvec2 values_of(uvec2 page, uint dim)
 }
 
 /*
- * Workgroup x of the grid is one part of one of n_units rows or tiles, the last unit first: in a
- * prompt that has most keys. The more units, the fewer parts of each. y is a block of heads.
+ * Of n_units rows or tiles each has so many parts at most, the fewer the more there are. Place x is
+ * one part of one of them, the last unit first: in a prompt that has most keys. Workgroup x of the
+ * grid has place x, y is a block of heads.
  */
 struct place {
-	uint unit; /* n_units or more: there is nothing to do */
+	uint unit;
 	uint part;
 	uint n_most; /* parts of a unit */
 };
 
-place find_place(uint n_units, uint n_slots)
+uint count_most(uint n_units, uint n_slots)
 {
-	uint n_most = clamp(n_slots / max(n_units * gl_NumWorkGroups.y, 1), 1, push.n_parts);
-	uint unit = gl_WorkGroupID.x / n_most;
+	return clamp(n_slots / max(n_units * gl_NumWorkGroups.y, 1), 1, push.n_parts);
+}
 
-	return place(
-		unit < n_units ? n_units - 1 - unit : n_units, gl_WorkGroupID.x % n_most, n_most);
+place find_place(uint x, uint n_units, uint n_most)
+{
+	return place(n_units - 1 - x / n_most, x % n_most, n_most);
 }
 
 /* The number of a place's sums: counters and slots have it. */

@@ -122,8 +122,16 @@ static void make_rows(struct op_arena *a, const struct shape *s, const struct op
 		if (position + n > s->n_ctx)
 			position = s->n_ctx - n;
 		fill_slot(a, pages, layer, slot, find_first(s, position), position + n);
-		for (uint32_t end = i + n; i < end; i++)
+		/* Rows with holes between them are no tiles. */
+		bool has_holes = n > 1 && op_arena_random(a, 0, 1);
+		for (uint32_t end = i + n; i < end; i++) {
 			rows[i] = (struct abi_row){.slot = slot, .position = position++};
+			if (has_holes && (end - i) % 3 == 0 && position + end - i <= s->n_ctx) {
+				fill_slot(a, pages, layer, slot, position + end - i - 1,
+					position + end - i);
+				position++;
+			}
+		}
 	}
 }
 
@@ -255,6 +263,7 @@ static void run_trial(enum kv_layout_type type, const struct trial *t)
 		if (t->kind == OP_ATTENTION_ROW || t->kind == OP_ATTENTION_SPLIT)
 			s.tune.n_splits = splits[i % ARRAY_SIZE(splits)];
 		s.tune.is_ahead = i % 2;
+		s.tune.n_parts = op_arena_random(&a, 0, 2) ? 0 : 1;
 		if (t->kind != OP_ATTENTION_ROW)
 			s.tune.part_keys = op_arena_random(&a, 0, 1) ? KV_PAGE_TOKENS : 0;
 		run_shape(&a, &s);

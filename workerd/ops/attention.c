@@ -25,6 +25,8 @@ enum {
 	TILE_PART_KEYS = 512,
 	/* All of a device's cores have something to do: parts of the only row of a step. */
 	PART_GROUPS = 256,
+	/* Of steps that have tiles: rows in none that have workgroups of their own. */
+	LISTED_ROWS = 16,
 };
 
 /* A shape that tiles have, all in one place: what the host lists and what is recorded agree. */
@@ -405,8 +407,10 @@ static int record_split(struct op_pool *pool, struct vk_command *c,
 				get_flags(p) | (is_listed ? ABI_ATTENTION_FLAG_LIST : 0),
 			[ABI_ATTENTION_SPEC_UNROLL - ABI_SPEC_KERNEL] = n_unroll},
 	};
-	uint32_t n_x = max_u32(
-		p->n_rows, min_u32(ABI_ATTENTION_SLOTS / n_blocks, p->n_rows * push.n_parts));
+	/* Listed rows are few, as a rule; workgroups take several where they are not. */
+	uint32_t n_rows = is_listed ? min_u32(p->n_rows, LISTED_ROWS) : p->n_rows;
+	uint32_t n_x =
+		max_u32(n_rows, min_u32(ABI_ATTENTION_SLOTS / n_blocks, n_rows * push.n_parts));
 	return op_pool_dispatch(pool, c, &kernel, &push, n_x * n_splits, n_blocks, ret_err);
 }
 
