@@ -42,14 +42,17 @@ struct variant {
 static const struct variant decode_variants[] = {
 	{"row", {.kind = OP_ATTENTION_ROW}},
 	{"split", {.kind = OP_ATTENTION_SPLIT}},
-	{"split lanes 16", {.kind = OP_ATTENTION_SPLIT, .n_lanes = 16}},
-	{"split lanes 16 x4", {.kind = OP_ATTENTION_SPLIT, .n_lanes = 16, .n_unroll = 4}},
+	{"split 8 subgroups", {.kind = OP_ATTENTION_SPLIT, .n_splits = 8, .n_parts = 32}},
+	{"split x2", {.kind = OP_ATTENTION_SPLIT, .n_unroll = 2}},
+	{"split lanes 8 x2", {.kind = OP_ATTENTION_SPLIT, .n_lanes = 8, .n_unroll = 2}},
 	{"split lanes 8 x4", {.kind = OP_ATTENTION_SPLIT, .n_lanes = 8, .n_unroll = 4}},
-	{"split 4 subgroups", {.kind = OP_ATTENTION_SPLIT, .n_splits = 4}},
-	{"split 4 lanes 16 x4",
-		{.kind = OP_ATTENTION_SPLIT, .n_splits = 4, .n_lanes = 16, .n_unroll = 4}},
-	{"split 4 lanes 16", {.kind = OP_ATTENTION_SPLIT, .n_splits = 4, .n_lanes = 16}},
-	{"split parts 64", {.kind = OP_ATTENTION_SPLIT, .n_parts = 64}},
+	{"split lanes 8 x2, 8 s.", {.kind = OP_ATTENTION_SPLIT,
+					   .n_lanes = 8,
+					   .n_unroll = 2,
+					   .n_splits = 8,
+					   .n_parts = 32}},
+	{"split 2 heads", {.kind = OP_ATTENTION_SPLIT, .n_heads = 2}},
+	{"split parts 32", {.kind = OP_ATTENTION_SPLIT, .n_parts = 32}},
 	{"split parts 16", {.kind = OP_ATTENTION_SPLIT, .n_parts = 16}},
 	{"split keys 256", {.kind = OP_ATTENTION_SPLIT, .part_keys = 256}},
 	{"split keys 64", {.kind = OP_ATTENTION_SPLIT, .part_keys = 64}},
@@ -429,7 +432,7 @@ static void bench_decode(struct bench *b, uint32_t n_sessions, uint32_t n_ctx)
 	init_shape(b, n_sessions, 1, n_ctx);
 	printf("decode %s, %u sessions of %u, %u layers\n", kv_layout_type_name(b->type),
 		n_sessions, n_ctx, b->n_layers);
-	for (unsigned i = 0; i < ARRAY_SIZE(decode_variants); i++)
+	for (unsigned i = 0; i < (b->is_software ? 2 : ARRAY_SIZE(decode_variants)); i++)
 		print_variant(
 			b, &decode_variants[i], (double)kv_bytes(b) * n_ctx * n_sessions, 0.0);
 	fini_shape(b);
@@ -441,7 +444,7 @@ static void bench_prefill(struct bench *b, uint32_t n_rows, uint32_t depth)
 
 	init_shape(b, 1, n_rows, depth + n_rows);
 	printf("prefill %s, %u rows at %u\n", kv_layout_type_name(b->type), n_rows, depth);
-	for (unsigned i = 0; i < ARRAY_SIZE(prefill_variants); i++)
+	for (unsigned i = 0; i < (b->is_software ? 2 : ARRAY_SIZE(prefill_variants)); i++)
 		print_variant(b, &prefill_variants[i], 0.0, 4.0 * N_HEAD * HEAD_DIM * n_keys);
 	fini_shape(b);
 }

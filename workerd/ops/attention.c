@@ -14,8 +14,14 @@ enum {
 	MAX_ROUNDS = 65000,
 	/* Warps that hide the latency of memory where a step has one row. */
 	GPU_SPLITS = 8,
-	/* Numbers of a query that a lane holds beside its sums of as many. */
-	LANE_SIZE = 16,
+	/*
+	 * Numbers of each query that a lane holds beside its sums of as many; keys that it has in
+	 * flight; and subgroups that share a part. More of them would take registers from others.
+	 */
+	LANE_SIZE = 8,
+	LANE_KEYS_F16 = 4,
+	LANE_KEYS_Q8_0 = 2,
+	PART_SPLITS = 4,
 	/* Queries of a tile; of each head dimension its sums take a register of a lane and more. */
 	TILE_SUBGROUPS = 4,
 	TILE_ROUNDS = 160, /* of a software driver, of a tile of keys */
@@ -24,7 +30,7 @@ enum {
 	SPLIT_PART_KEYS = 128,
 	TILE_PART_KEYS = 512,
 	/* All of a device's cores have something to do: parts of the only row of a step. */
-	PART_GROUPS = 256,
+	PART_GROUPS = 512,
 	/* Of steps that have tiles: rows in none that have workgroups of their own. */
 	LISTED_ROWS = 16,
 };
@@ -361,7 +367,7 @@ static uint32_t choose_split_lanes(const struct op_pool *pool, const struct op_a
 
 	if (p->tune.n_lanes)
 		return min_u32(max_u32(p->tune.n_lanes, n), n_subgroup);
-	while (n < n_subgroup && (n_vecs + n - 1) / n * size > LANE_SIZE)
+	while (n < n_subgroup && n < n_vecs && (n_vecs + n - 1) / n * size > LANE_SIZE)
 		n *= 2;
 	return n;
 }
@@ -372,9 +378,10 @@ static int record_split(struct op_pool *pool, struct vk_command *c,
 {
 	const struct vk_device_info *info = op_pool_get_info(pool);
 	uint32_t n_heads = choose_split_heads(p), n_blocks = p->n_head / n_heads;
-	uint32_t n_unroll = p->tune.n_unroll ? p->tune.n_unroll : 2;
+	uint32_t n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16;
+	n_unroll = p->tune.n_unroll ? p->tune.n_unroll : n_unroll;
 	uint32_t n_lanes = choose_split_lanes(pool, p, n_vecs, n_unroll);
-	uint32_t n_splits = op_pool_is_software(pool) ? 1 : GPU_SPLITS;
+	uint32_t n_splits = op_pool_is_software(pool) ? 1 : PART_SPLITS;
 	uint32_t n_block = n_unroll * info->subgroup_size / n_lanes;
 	struct abi_attention push = get_push(p);
 
