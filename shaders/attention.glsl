@@ -54,9 +54,10 @@ float scale_of(Halves scales, uint row, uint e, uint dim)
 #endif
 }
 
+/* tanh by its formula: a device may have one of 11 bits. */
 float capped(float score)
 {
-	return HAS_CAP ? push.cap * tanh(score / push.cap) : score;
+	return HAS_CAP ? push.cap - 2.0 * push.cap / (exp(2.0 / push.cap * score) + 1.0) : score;
 }
 
 /* The first key that a row at the position sees. */

@@ -233,6 +233,7 @@ struct trial {
 	uint32_t n_dims;
 	const uint32_t *dims;
 	uint32_t max_rows;
+	uint32_t n_mib;    /* of the arena */
 	uint32_t n_shapes; /* at most; 0: n_shapes */
 	/* Values are below 1, their weights sum to 1; exp has 2^-22 or so; f16 has 2^-11. */
 	float tolerance;
@@ -244,7 +245,7 @@ static void run_trial(enum kv_layout_type type, const struct trial *t)
 	static const uint32_t splits[] = {0, 2, OP_ATTENTION_MAX_SPLITS};
 	struct op_arena a;
 
-	op_arena_init(&a, 24 << 20, seed);
+	op_arena_init(&a, (uint64_t)t->n_mib << 20, seed);
 	for (uint32_t i = 0; i < n_shapes && (!t->n_shapes || i < t->n_shapes); i++) {
 		bool is_deep = i % 4 == 3, is_steep = op_arena_random(&a, 0, 2) == 0;
 		struct shape s = {.type = type,
@@ -277,11 +278,14 @@ static const struct trial by_row = {.kind = OP_ATTENTION_ROW,
 	.n_dims = ARRAY_SIZE(all_dims),
 	.dims = all_dims,
 	.max_rows = 10,
+	.n_mib = 10,
 	.tolerance = 4e-6f};
 static const struct trial by_split = {.kind = OP_ATTENTION_SPLIT,
 	.n_dims = ARRAY_SIZE(all_dims),
 	.dims = all_dims,
 	.max_rows = 10,
+	.n_mib = 12,
+	.n_shapes = 10,
 	.tolerance = 4e-6f};
 
 static void test_f16(void **state)
@@ -312,6 +316,7 @@ static const struct trial by_tile = {.kind = OP_ATTENTION_TILE,
 	.n_dims = ARRAY_SIZE(all_dims),
 	.dims = all_dims,
 	.max_rows = MAX_M,
+	.n_mib = 28,
 	.n_shapes = ARRAY_SIZE(all_dims),
 	.tolerance = 4e-6f};
 
@@ -336,6 +341,7 @@ enum { N_SMALL_DIMS = 2, N_SMALL_SHAPES = 5 };
 static const uint32_t matrix_dims[] = {32, 16, 64, 48, 128, 80, 256, 96};
 static struct trial by_matrix = {.kind = OP_ATTENTION_MATRIX,
 	.n_dims = N_SMALL_DIMS,
+	.n_mib = 56, /* of 64 queries and heads of 256 partial sums take 33 */
 	.n_shapes = N_SMALL_SHAPES,
 	.dims = matrix_dims,
 	.max_rows = MAX_M,
@@ -377,7 +383,7 @@ static void test_windows(void **state)
 	struct op_arena a;
 
 	(void)state;
-	op_arena_init(&a, 24 << 20, seed);
+	op_arena_init(&a, 8 << 20, seed);
 	for (uint32_t i = 0; i < ARRAY_SIZE(windows); i++) {
 		struct shape s = {.type = i % KV_LAYOUT_N_TYPES,
 			.head_dim = 64,
