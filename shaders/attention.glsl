@@ -97,9 +97,15 @@ uint count_most(uint n_units, uint n_slots)
 	return clamp(n_slots / max(n_units * gl_NumWorkGroups.y, 1), 1, push.n_parts);
 }
 
+/*
+ * Beyond the last place it is a unit all the same: the software driver (Mesa 26.1) reads what the
+ * lanes of a subgroup have in common also where none of them gets to.
+ */
 place find_place(uint x, uint n_units, uint n_most)
 {
-	return place(n_units - 1 - x / n_most, x % n_most, n_most);
+	uint last = max(n_units, 1) - 1;
+
+	return place(last - min(x / n_most, last), x % n_most, n_most);
 }
 
 /* The number of a place's sums: counters and slots have it. */

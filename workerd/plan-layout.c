@@ -67,8 +67,8 @@ void plan_layout_get_attention(const struct graph *g, const struct vk_device *d,
 		.n_head_kv = g->n_head_kv,
 		.head_dim = g->head_dim,
 		.n_rows = params->n_rows,
-		.tune.kind = params->kernels == PLAN_KERNELS_EXACT ? OP_ATTENTION_ROW
-								   : params->attention,
+		.is_exact = params->kernels == PLAN_KERNELS_EXACT,
+		.tune.kind = params->attention,
 	};
 
 	op_attention_get_needs(vk_device_get_info(d), &attention, ret_needs);

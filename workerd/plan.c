@@ -461,8 +461,6 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	p->params = *params;
 	if (p->params.kernels == PLAN_KERNELS_AUTO)
 		p->params.kernels = plan_choose_kernels(d);
-	if (p->params.kernels == PLAN_KERNELS_EXACT)
-		p->params.attention = OP_ATTENTION_ROW;
 	p->n_vocab = w->manifest->hparams->n_vocab;
 	int r = build(p, w, ret_err);
 	if (r) {

@@ -44,7 +44,7 @@ struct plan_params {
 	uint32_t stream_rows;
 	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
 	enum plan_kernels kernels;
-	enum op_attention_kind attention; /* EXACT: that of a row at a time in any case */
+	enum op_attention_kind attention; /* AUTO with EXACT: that of a row */
 	bool may_spill;                   /* scratch, into host memory; else plan_new is -ENOMEM */
 };
 

@@ -190,11 +190,9 @@ static enum op_attention_kind choose_kind(
 {
 	struct tile t;
 
-	if (p->is_exact)
-		return OP_ATTENTION_ROW;
 	if (p->tune.kind != OP_ATTENTION_AUTO)
 		return p->tune.kind;
-	if (info->is_software)
+	if (p->is_exact || info->is_software)
 		return OP_ATTENTION_ROW;
 	if (p->spans && find_tile(info, p, &t))
 		return t.kind;
@@ -219,8 +217,8 @@ void op_attention_get_needs(const struct vk_device_info *info, const struct op_a
 	struct op_attention_needs needs = {0};
 	struct tile t;
 
-	if (!p->is_exact && p->tune.kind != OP_ATTENTION_ROW &&
-		(p->tune.kind != OP_ATTENTION_AUTO || !info->is_software)) {
+	if (p->tune.kind != OP_ATTENTION_ROW &&
+		(p->tune.kind != OP_ATTENTION_AUTO || (!p->is_exact && !info->is_software))) {
 		needs.n_partial_bytes = count_split_bytes(p);
 		needs.n_counter_bytes = 4 * (ABI_ATTENTION_SLOTS + ABI_ATTENTION_TILE_SLOTS);
 		if (find_tile(info, p, &t)) {

@@ -62,7 +62,7 @@ struct op_attention_params {
 	enum kv_layout_type kv_type;
 	uint32_t n_rows;  /* the most that m can be */
 	uint32_t n_spans; /* the n_rows that op_attention_fill_spans is called with */
-	bool is_exact;    /* a row has the same bits in any step */
+	bool is_exact;    /* a row has the same bits in any step, unless a kind is asked for */
 	struct op_attention_tune tune;
 };
 
