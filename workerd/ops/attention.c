@@ -23,7 +23,7 @@ enum {
 	LANE_KEYS_Q8_0 = 2,
 	PART_SPLITS = 4,
 	/* Queries of a tile; of each head dimension its sums take a register of a lane and more. */
-	TILE_SUBGROUPS = 4,
+	TILE_SUBGROUPS = 8,
 	TILE_ROUNDS = 160, /* of a software driver, of a tile of keys */
 	/* What a part is worth: keys that a workgroup has in flight, or what a tile takes to begin.
 	 */
