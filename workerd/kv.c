@@ -22,6 +22,7 @@ enum {
 	PAGE_ALIGN = 256,
 	/* Page numbers are u32, and their bookkeeping is allocated: far above any real pool. */
 	MAX_PAGES = 1 << 24,
+	TABLE_ALIGN = 16, /* bytes; it is copied in such units */
 	MAX_SLOTS = 4096,
 	/* Pages of guests, in contexts: each costs its books alone. */
 	N_GUEST_SLOTS = 8,
@@ -42,6 +43,7 @@ struct kv {
 	uint32_t *found;          /* [n_slot_pages], what kv_adopt works with */
 	struct vk_memory *table_memory;
 	uint64_t *table; /* mapped: [n_slots][n_slot_pages] */
+	uint64_t table_version;
 	struct vk_command *clear;
 	uint64_t clear_ticket; /* of the last submission of clear, 0: none */
 };
@@ -184,7 +186,9 @@ static int kv_lay_out(struct kv *kv, struct err *ret_err)
 
 static uint64_t kv_get_table_bytes(const struct kv *kv)
 {
-	return (uint64_t)kv->params.n_slots * kv->n_slot_pages * sizeof(uint64_t);
+	uint64_t n_bytes = (uint64_t)kv->params.n_slots * kv->n_slot_pages * sizeof(uint64_t);
+
+	return (n_bytes + TABLE_ALIGN - 1) / TABLE_ALIGN * TABLE_ALIGN;
 }
 
 int kv_measure(struct vk_device *d, const struct kv_params *params, struct err *ret_err,
@@ -325,6 +329,7 @@ static void kv_write_row(struct kv *kv, uint32_t slot, uint32_t first)
 	}
 	for (uint32_t i = n; i < kv->n_slot_pages && row[i]; i++)
 		row[i] = 0;
+	kv->table_version++;
 }
 
 void kv_close(struct kv *kv, uint32_t slot)
@@ -508,9 +513,15 @@ const struct kv_params *kv_get_params(const struct kv *kv)
 	return &kv->params;
 }
 
-uint64_t kv_get_table_address(const struct kv *kv)
+void kv_get_table(const struct kv *kv, struct vk_slice *ret_table)
 {
-	return vk_memory_get_address(kv->table_memory);
+	*ret_table =
+		(struct vk_slice){.memory = kv->table_memory, .n_bytes = kv_get_table_bytes(kv)};
+}
+
+uint64_t kv_get_table_version(const struct kv *kv)
+{
+	return kv->table_version;
 }
 
 uint32_t kv_get_slot_pages(const struct kv *kv)

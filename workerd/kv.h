@@ -109,7 +109,9 @@ void kv_unlend(struct kv *kv, uint32_t guest);
 void kv_truncate(struct kv *kv, uint32_t slot, uint32_t n_tokens);
 
 const struct kv_params *kv_get_params(const struct kv *kv);
-uint64_t kv_get_table_address(const struct kv *kv); /* [n_slots][n_slot_pages] u64 */
+/* [n_slots][n_slot_pages] u64, and bytes up to a multiple of 16. Its version: other contents. */
+void kv_get_table(const struct kv *kv, struct vk_slice *ret_table);
+uint64_t kv_get_table_version(const struct kv *kv);
 uint32_t kv_get_slot_pages(const struct kv *kv);
 uint64_t kv_get_bytes(const struct kv *kv); /* of the pool, when all of it is allocated */
 uint64_t kv_get_page_bytes(const struct kv *kv);

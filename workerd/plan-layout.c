@@ -40,11 +40,14 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 }
 
 bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
-	uint64_t n_value_bytes, uint64_t n_constant_bytes, struct plan_layout_scratch *ret)
+	uint64_t n_value_bytes, uint64_t n_step_bytes, uint64_t n_constant_bytes,
+	struct plan_layout_scratch *ret)
 {
 	uint64_t n_logit_bytes = 4ull * n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
 
-	return bytes_align(n_value_bytes, 256, &ret->constants) &&
+	return bytes_align(n_value_bytes, 256, &ret->step) &&
+	       bytes_align(ret->step + n_step_bytes, 256, &ret->table) &&
+	       bytes_align(ret->table + params->n_table_bytes, 256, &ret->constants) &&
 	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
 	       bytes_align(ret->logits + n_logit_bytes, 256, &ret->parts) &&
 	       !__builtin_add_overflow(
@@ -101,7 +104,7 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
 	const struct plan_layout_scratch *layout, const struct plan_constants *constants,
 	struct vk_memory *scratch, struct err *ret_err)
 {
-	struct vk_slice_name names[MAX_SITES + 5] = {0};
+	struct vk_slice_name names[MAX_SITES + 7] = {0};
 	struct graph_site sites[MAX_SITES];
 	const uint64_t n_turn_bytes = constants->tables;
 	const uint64_t n_table_bytes = constants->counters - constants->tables;
@@ -125,6 +128,11 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
 		names[n++] = (struct vk_slice_name){.name = "attention counters",
 			.offset = layout->constants + constants->counters,
 			.n_bytes = n_counter_bytes};
+	names[n++] = (struct vk_slice_name){
+		.name = "step", .offset = layout->step, .n_bytes = layout->table - layout->step};
+	names[n++] = (struct vk_slice_name){.name = "page table",
+		.offset = layout->table,
+		.n_bytes = layout->constants - layout->table};
 	names[n++] = (struct vk_slice_name){.name = "logits",
 		.offset = layout->logits,
 		.n_bytes = layout->parts - layout->logits};
@@ -160,7 +168,7 @@ int plan_layout_measure(const struct vk_device *d, const struct weights *w,
 		return r;
 	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, constants.n_bytes, &io) ||
 		!plan_layout_get_scratch(params, w->manifest->hparams->n_vocab, n_value_bytes,
-			constants.n_bytes, &scratch))
+			io.constants, constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
 	uint64_t n_slot_bytes = plan_layout_count_slots(w);
 	if (n_slot_bytes) /* their experts have tables of their own */

@@ -39,6 +39,8 @@ struct plan_layout {
 /* Of the rows that want logits: offsets into scratch behind the values, whose bytes are n_values.
  */
 struct plan_layout_scratch {
+	uint64_t step;  /* what io memory has up to its constants, see workerd/mirror.h */
+	uint64_t table; /* of pages */
 	uint64_t constants;
 	uint64_t logits;
 	uint64_t parts; /* see workerd/ops/best.h */
@@ -66,7 +68,8 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 
 /* False on overflow. */
 bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
-	uint64_t n_value_bytes, uint64_t n_constant_bytes, struct plan_layout_scratch *ret_layout);
+	uint64_t n_value_bytes, uint64_t n_step_bytes, uint64_t n_constant_bytes,
+	struct plan_layout_scratch *ret_layout);
 
 /*
  * Names what lies in a plan's scratch: the values, placed for n_rows rows, and what is behind them.

@@ -20,6 +20,7 @@
 #include "workerd/gather.h"
 #include "workerd/graph.h"
 #include "workerd/kv.h"
+#include "workerd/mirror.h"
 #include "workerd/plan-layout.h"
 #include "workerd/ops/attention.h"
 #include "workerd/ops/pool.h"
@@ -46,6 +47,7 @@ struct plan {
 	uint32_t n_vocab;
 	struct graph graph;
 	struct op_pool *pool;
+	struct mirror *mirror;
 	struct vk_memory
 		*scratch;     /* values, then constants: turns [n_rot / 2] u64, plan_constants */
 	struct vk_memory *io; /* plan_io, rows, want, spans, constants on their way, logits */
@@ -183,9 +185,12 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	struct plan_layout_scratch scratch = {0};
 	struct op_attention_needs needs;
 	struct plan_constants constants;
+	struct vk_slice table;
 	uint64_t n_value_bytes = 0;
 	void *map = NULL;
 
+	kv_get_table(p->kv, &table);
+	p->params.n_table_bytes = table.n_bytes;
 	plan_layout_get_attention(g, p->d, &p->params, &needs);
 	plan_layout_get_constants(g, needs.n_counter_bytes, &constants);
 	graph_reserve_partials(g, (uint32_t)(needs.n_partial_bytes / 4));
@@ -193,8 +198,8 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	if (r)
 		return r;
 	if (!plan_layout_get(&p->params, p->n_vocab, constants.n_bytes, &io) ||
-		!plan_layout_get_scratch(
-			&p->params, p->n_vocab, n_value_bytes, constants.n_bytes, &scratch))
+		!plan_layout_get_scratch(&p->params, p->n_vocab, n_value_bytes, io.constants,
+			constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
 	if ((r = make_memory(p, VK_MEMORY_SCRATCH, scratch.n_bytes, ret_err, &p->scratch)) ||
 		(r = make_memory(p, VK_MEMORY_IO, io.n_bytes, ret_err, &p->io)) ||
@@ -220,23 +225,31 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.logits = scratch_address + scratch.logits,
 		.best = address + io.best,
 		.parts = scratch_address + scratch.parts,
-		.n_rows = address + offsetof(struct plan_io, n_rows),
-		.n_want = address + offsetof(struct plan_io, n_want),
-		.rows = address + io.rows,
-		.want = address + io.want,
+		.n_rows = scratch_address + scratch.step + offsetof(struct plan_io, n_rows),
+		.n_want = scratch_address + scratch.step + offsetof(struct plan_io, n_want),
+		.rows = scratch_address + scratch.step + io.rows,
+		.want = scratch_address + scratch.step + io.want,
 		.turns = scratch_address + scratch.constants,
 		.expert_tables = scratch_address + scratch.constants + constants.tables,
-		.spans = needs.n_tile_rows ? address + io.spans : 0,
+		.spans = needs.n_tile_rows ? scratch_address + scratch.step + io.spans : 0,
 		.n_spans = p->params.n_rows,
 		.attention_counters = scratch_address + scratch.constants + constants.counters,
 		.attention = p->params.attention,
-		.table = kv_get_table_address(p->kv),
+		.table = scratch_address + scratch.table,
 		.n_slot_pages = kv_get_slot_pages(p->kv),
 		.kv_type = kv_get_params(p->kv)->type,
 		.is_exact = p->params.kernels == PLAN_KERNELS_EXACT,
 	};
-	if (constants.n_bytes == 0)
-		return 0;
+	struct mirror_params mirror = {.device = p->d,
+		.pool = p->pool,
+		.step_from = {.memory = p->io, .n_bytes = io.constants},
+		.step_to = {.memory = p->scratch, .offset = scratch.step, .n_bytes = io.constants},
+		.table_from = table,
+		.table_to = {
+			.memory = p->scratch, .offset = scratch.table, .n_bytes = table.n_bytes}};
+	r = mirror_new(&mirror, ret_err, &p->mirror);
+	if (r || constants.n_bytes == 0)
+		return r;
 	struct vk_slice turns = {
 		.memory = p->io, .offset = io.constants, .n_bytes = constants.tables};
 	r = turns_fill(p->d, p->weights, g, &turns, base + io.constants, ret_err);
@@ -338,11 +351,16 @@ static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *r
 	uint64_t direct_ns = 0, stream_ns = 0;
 	struct vk_command *c = NULL;
 
+	struct vk_command *mirror = mirror_get_command(p->mirror, kv_get_table_version(p->kv));
+	uint64_t ticket = 0;
+
 	/* A sample's experts would all be in the cache at its second run, unlike a prompt's. */
 	addresses.expert_caches = NULL;
 	int r = vk_command_new(p->d, 0, ret_err, &c);
 	if (!r)
 		r = record_graph(&p->graph, &addresses, p->pool, 1u << bucket, &range, ret_err, c);
+	if (!r)
+		r = vk_submit(p->d, &mirror, 1, ret_err, &ticket);
 	if (!r)
 		r = time_sample(p, bucket, end_op, c, ret_err, &direct_ns);
 	vk_command_free(c);
@@ -480,6 +498,7 @@ struct plan *plan_free(struct plan *p)
 		vk_command_free(p->head[i]);
 	}
 	vk_command_free(p->copy);
+	mirror_free(p->mirror);
 	stream_free(p->stream);
 	expert_cache_free(p->experts);
 	gather_free(p->gather);
@@ -527,12 +546,13 @@ static int enqueue(
 	struct plan *p, uint32_t n_rows, uint32_t n_want, struct err *ret_err, uint64_t *ticket)
 {
 	uint32_t body = find_bucket(n_rows), head = find_bucket(n_want);
-	struct vk_command *commands[2];
+	struct vk_command *commands[3];
 	uint32_t n = 0;
 
 	int r = prepare(p, body, false, ret_err);
 	if (!r && n_want)
 		r = prepare(p, head, true, ret_err);
+	commands[n++] = mirror_get_command(p->mirror, kv_get_table_version(p->kv));
 	uint64_t recorded_ns = clock_now_ns();
 	p->times.record_ns = recorded_ns - p->start_ns;
 	if (!r && p->profile && (is_streamed(p, body) || (n_want && is_streamed(p, head))))
@@ -540,12 +560,19 @@ static int enqueue(
 			"profile: steps of %u rows copy weights ahead of their use", n_rows);
 	if (r)
 		return r;
-	if (p->profile) {
+	/* What does not go with it goes behind it. */
+	if (p->profile || is_streamed(p, body)) {
+		r = vk_submit(p->d, commands, n, ret_err, ticket);
+		n = 0;
+	}
+	if (!r && p->profile) {
 		r = profile_submit(p->profile, p->body[body], n_want ? p->head[head] : NULL, n_rows,
 			n_want, ret_err, ticket);
 		p->times.submit_ns = clock_now_ns() - recorded_ns;
 		return r;
 	}
+	if (r)
+		return r;
 	if (is_streamed(p, body))
 		r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, ticket);
 	else

@@ -45,7 +45,8 @@ struct plan_params {
 	uint64_t n_expert_cache_bytes; /* or EXPERT_CACHE_AUTO; 0: none */
 	enum plan_kernels kernels;
 	enum op_attention_kind attention; /* AUTO with EXACT: that of a row */
-	bool may_spill;                   /* scratch, into host memory; else plan_new is -ENOMEM */
+	uint64_t n_table_bytes; /* of kv_measure, for plan_layout_measure; plan_new asks its kv */
+	bool may_spill;         /* scratch, into host memory; else plan_new is -ENOMEM */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };

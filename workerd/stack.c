@@ -102,11 +102,12 @@ static struct plan_params stack_get_plan_params(const struct stack_params *param
 static int stack_measure(const struct stack_params *params, const struct weights *w,
 	const struct kv_params *kv, uint32_t n_rows, struct err *ret_err, uint64_t *ret_bytes)
 {
-	const struct plan_params plan = stack_get_plan_params(params, n_rows);
+	struct plan_params plan = stack_get_plan_params(params, n_rows);
 	struct plan_layout_bytes bytes = {0};
 	uint64_t n_page_bytes = 0, n_io_bytes = 0;
 	int r = kv_measure(params->device, kv, ret_err, &n_page_bytes, &n_io_bytes);
 
+	plan.n_table_bytes = n_io_bytes;
 	if (!r)
 		r = plan_layout_measure(params->device, w, &plan, ret_err, &bytes);
 	if (r)

@@ -126,7 +126,8 @@ def test_scratch_of_streamed_weights(site):
     found = slices(status, "scratch")
     check({"residual", "qkv", "attention", "router", "choice", "pairs", "groups", "hidden", "mixed",
            "weights slot 0", "weights slot 1", "expert cache", "expert tables of the slots",
-           "expert tables", "rope turns", "logits", "best logits"} == {s["name"] for s in found}, f"{found}")
+           "expert tables", "rope turns", "logits", "best logits", "step",
+           "page table"} == {s["name"] for s in found}, f"{found}")
     for s in found:
         check(s["device_local"] and not s["host_visible"] and s["heap"] == 0, f"{s}")
     cache = next(s for s in found if s["name"] == "expert cache")
