@@ -223,6 +223,22 @@ struct layer_row {
 	bool is_router; /* F32 always */
 };
 
+/*
+ * Whether a layer's v and down are of type_more: the first and the last eighth of the layers, and
+ * of those between every third (llama-quant.cpp, use_more_bits).
+ */
+static bool has_more_bits(uint32_t layer, uint32_t n_layers)
+{
+	return layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2;
+}
+
+static uint32_t get_type(const struct gguf_build_shape *s, uint32_t layer, const char *name)
+{
+	bool is_one = strcmp(name, "attn_v") == 0 || strncmp(name, "ffn_down", 8) == 0;
+
+	return is_one && has_more_bits(layer, s->n_layers) ? s->type_more : s->type;
+}
+
 static void add_rows(struct gguf_build *b, const struct gguf_build_shape *s, uint32_t layer,
 	const struct layer_row *rows, size_t n_rows)
 {
@@ -230,12 +246,13 @@ static void add_rows(struct gguf_build *b, const struct gguf_build_shape *s, uin
 
 	for (size_t i = 0; i < n_rows; i++) {
 		const struct layer_row *r = &rows[i];
+		uint32_t type = get_type(s, layer, r->name);
 		snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, r->name);
 		if (r->n_matrices)
-			gguf_build_add_tensor(b, name, s->type, 3,
-				(uint64_t[]){r->n_in, r->n_out, r->n_matrices});
+			gguf_build_add_tensor(
+				b, name, type, 3, (uint64_t[]){r->n_in, r->n_out, r->n_matrices});
 		else if (r->n_out)
-			add_matrix(b, name, r->is_router ? DTYPE_F32 : s->type, r->n_in, r->n_out);
+			add_matrix(b, name, r->is_router ? DTYPE_F32 : type, r->n_in, r->n_out);
 		else
 			add_norm(b, name, r->n_in);
 	}
@@ -301,6 +318,7 @@ struct gguf_build_shape gguf_build_complete_shape(const struct gguf_build_shape 
 		s.n_expert_used = or_default(s.n_expert_used, 1);
 		s.n_ff_expert = or_default(s.n_ff_expert, 32);
 	}
+	s.type_more = or_default(s.type_more, s.type);
 	s.seed = s.seed ? s.seed : 1;
 	return s;
 }
@@ -314,10 +332,11 @@ static struct gguf_build *new_model(
 	set_hparams(b, arch, s);
 	if (!s->no_tokenizer)
 		set_tokenizer(b, s->n_vocab, f);
-	add_matrix(b, "token_embd.weight", s->type, s->n_embd, s->n_vocab);
+	add_matrix(
+		b, "token_embd.weight", s->untied ? s->type : s->type_more, s->n_embd, s->n_vocab);
 	add_norm(b, "output_norm.weight", s->n_embd);
 	if (s->untied)
-		add_matrix(b, "output.weight", s->type, s->n_embd, s->n_vocab);
+		add_matrix(b, "output.weight", s->type_more, s->n_embd, s->n_vocab);
 	for (uint32_t i = 0; i < s->n_layers; i++)
 		add_layer(b, s, f == &qwen, i);
 	return b;

@@ -58,6 +58,8 @@ struct gguf_build_shape {
 	uint32_t n_expert_used;
 	uint32_t n_ff_expert;
 	uint32_t type; /* dtype id of the matrices but the router's; F32 is 0 */
+	/* of the output matrix (token_embd where tied), some layers' v and down; 0: type */
+	uint32_t type_more;
 	bool untied;
 	bool no_tokenizer;
 	uint32_t n_rot;        /* of llama, even; 0: head_dim */
@@ -118,8 +120,8 @@ uint8_t *gguf_build_file(const struct gguf_build *b, uint64_t *ret_n_bytes);
 uint64_t gguf_build_data_bytes(const struct gguf_build *b);
 
 /*
- * n blocks of random weights around 0 with deviation sigma; zeroes for formats that the engine does not
- * have. *rng is the state, not 0.
+ * n blocks of random weights around 0 with deviation sigma; zeroes for formats that the engine does
+ * not have. *rng is the state, not 0.
  */
 void gguf_build_fill(
 	uint32_t type, float mean, float sigma, uint64_t n_blocks, uint64_t *rng, uint8_t *ret);

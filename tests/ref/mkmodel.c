@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "proto/dtype.h"
@@ -19,11 +20,13 @@
 #include "tests/ref/gguf-build.h"
 
 static const char usage[] =
-	"usage: mkmodel FILE [--bytes N[K|M|G]] [--type q8_0|f16|f32] [--layers N] [--embd N]\n"
+	"usage: mkmodel FILE [--bytes N[K|M|G]] [--type TYPE] [--layers N] [--embd N]\n"
 	"               [--ff N] [--heads N] [--kv-heads N] [--head-dim N] [--vocab N] [--ctx N]\n"
 	"               [--experts N [--experts-used N] [--expert-ff N]] [--untied] [--seed N]\n"
 	"               [--arch qwen3|llama] [--rot N] [--rope-factors]\n"
 	"--bytes chooses what the other options leave open: embd, layers, ff (of an expert).\n"
+	"TYPE is f32, f16, bf16, q8_0 (the default), q6_k, q5_k, q4_k, q4_0, q2_0, tq2_0, q1_0 or\n"
+	"q4_k_m: q4_k, but q6_k the output matrix and some of the layers' v and down.\n"
 	"--rot and --rope-factors are of llama: rotated numbers of a head, and rope_freqs.weight "
 	"as\n"
 	"Llama 3.1 has it.\n";
@@ -161,10 +164,19 @@ static double count_layer(const struct gguf_build_shape *s)
 	       count_ff(s) * (s->n_expert ? s->n_ff_expert : s->n_ff);
 }
 
+/* What a row's length is a multiple of, in all formats of the shape. */
+static uint32_t get_step(const struct gguf_build_shape *s)
+{
+	uint32_t n_block = dtype_find(s->type)->n_block;
+
+	return n_block < 32 ? 32 : n_block;
+}
+
 /* What the options left open at this row length, with the usual proportions. */
 static struct gguf_build_shape complete(const struct gguf_build_shape *given, uint32_t n_embd)
 {
 	struct gguf_build_shape s = *given;
+	uint32_t n_step = get_step(given);
 
 	s.n_embd = s.n_embd ? s.n_embd : n_embd;
 	s.head_dim = s.head_dim ? s.head_dim : (s.n_embd >= 1024 ? 128 : 64);
@@ -173,7 +185,8 @@ static struct gguf_build_shape complete(const struct gguf_build_shape *given, ui
 	s.n_ff = s.n_ff ? s.n_ff : 3 * s.n_embd;
 	if (s.n_expert) {
 		s.n_expert_used = s.n_expert_used ? s.n_expert_used : (s.n_expert + 15) / 16;
-		s.n_ff_expert = s.n_ff_expert ? s.n_ff_expert : (s.n_embd + 63) / 64 * 32;
+		s.n_ff_expert = s.n_ff_expert ? s.n_ff_expert
+					      : (s.n_embd + 2 * n_step - 1) / (2 * n_step) * n_step;
 	}
 	s.n_vocab = s.n_vocab ? s.n_vocab : 4096;
 	s.n_ctx = s.n_ctx ? s.n_ctx : 4096;
@@ -199,7 +212,8 @@ static struct gguf_build_shape fit(const struct gguf_build_shape *given, uint64_
 			double spare = left - get_row_bytes(s.type, count_layer(&s)) * s.n_layers;
 			double per_ff = get_row_bytes(s.type, count_ff(&s)) * s.n_layers;
 			double n_ff = *size + spare / per_ff;
-			*size = n_ff < 32 ? 32 : (uint32_t)(n_ff / 32) * 32;
+			uint32_t n_step = get_step(&s);
+			*size = n_ff < n_step ? n_step : (uint32_t)(n_ff / n_step) * n_step;
 		}
 		if (given->n_embd || s.n_layers <= 32)
 			break;
@@ -220,15 +234,19 @@ static uint64_t parse_number(const char *option, const char *text, uint64_t max)
 	return v << shift;
 }
 
-static uint32_t parse_type(const char *text)
+static void parse_type(const char *text, struct gguf_build_shape *s)
 {
-	static const uint32_t types[] = {DTYPE_F32, DTYPE_F16, DTYPE_Q8_0};
+	bool is_mix = strcasecmp(text, "q4_k_m") == 0;
 
-	for (size_t i = 0; i < ARRAY_SIZE(types); i++)
-		if (strcmp(text, dtype_find(types[i])->name) == 0)
-			return types[i];
+	for (uint32_t id = 0; id < 256; id++) {
+		const struct dtype *t = dtype_find(id);
+		if (t && t->is_supported && strcasecmp(is_mix ? "q4_k" : text, t->name) == 0) {
+			s->type = id;
+			s->type_more = is_mix ? DTYPE_Q6_K : 0;
+			return;
+		}
+	}
 	refuse("type", text);
-	return 0;
 }
 
 static bool parse_arch(const char *text)
@@ -287,7 +305,7 @@ static void parse_options(int argc, char **argv, struct gguf_build_shape *s, boo
 		else if (c == BYTES)
 			*ret_n_bytes = parse_number("bytes", optarg, (uint64_t)1 << 44);
 		else if (c == TYPE)
-			s->type = parse_type(optarg);
+			parse_type(optarg, s);
 		else if (c == UNTIED)
 			s->untied = true;
 		else if (c == ARCH)
