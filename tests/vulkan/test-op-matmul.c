@@ -180,17 +180,17 @@ static void run_format(uint32_t dtype, uint32_t unit, uint32_t skew)
 }
 
 /*
- * Tiles and fusions are the same text in all formats, and each pair of them is a kernel to compile:
- * these have all of them once.
+ * What surrounds the reading of a format is the same text in all of them, and each combination is a
+ * kernel to compile: one row, and four at a time with all that is fused in.
  */
 static void run_few(uint32_t dtype, uint32_t unit, uint32_t skew)
 {
-	static const uint32_t numbers[] = {0, 6, 9, 14, 18, 23};
+	static const uint32_t numbers[] = {0, 14};
 	struct op_arena a;
 
 	op_arena_init(&a, ARENA_BYTES, seed);
-	for (uint32_t i = 0; i < ARRAY_SIZE(numbers); i++)
-		run_shape_number(&a, dtype, unit, skew, numbers[i]);
+	for (uint32_t i = 0; i < 3 * ARRAY_SIZE(numbers); i++)
+		run_shape_number(&a, dtype, unit, skew, numbers[i % ARRAY_SIZE(numbers)]);
 	op_arena_fini(&a);
 }
 
@@ -374,9 +374,6 @@ static void test_bits_do_not_depend_on_rows(void **state)
 	check_independent(DTYPE_F32, 131, false);
 	check_independent(DTYPE_F32, 132, false);
 	check_independent(DTYPE_Q4_K, 768, false);
-	check_independent(DTYPE_Q6_K, 768, true);
-	check_independent(DTYPE_Q4_0, 96, false);
-	check_independent(DTYPE_Q1_0, 384, false);
 }
 
 static void check_refused(struct op_arena *a, const struct op_matmul_params *p, int expected)

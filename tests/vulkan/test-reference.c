@@ -4,15 +4,18 @@
  * position and 48 greedy tokens.
  *
  * test-reference [NAME] [q8_0]    the Q8_0 file of the test data
- * test-reference NAME f16         the F16 file of WEIGHTD_SHARED, skipped where there is none
+ * test-reference NAME FORMAT      f16, q6_k, q4_k_m or q4_0: that file of WEIGHTD_SHARED, skipped
+ *                                 where there is none
  *
- * NAME is atlas-dense, what it is without one, or atlas-moe. A third argument kv-q8_0 keeps keys
- * and values as Q8_0, in both computations.
+ * NAME is atlas-dense, what it is without one, or atlas-moe. A third argument: exact, what it is
+ * without one; kv-q8_0 keeps keys and values as Q8_0, in both computations; fast takes the kernels
+ * that round more. A fourth is the kind of attention kernel.
  *
  * Two references. The scalar model reads the same bytes, so that only the order of sums is left: a
  * tight tolerance over the whole vocabulary. The reference file has the five largest logits of the
  * same model in fp32 with matrices rounded to F16; for F16 that is the same model (two right
- * computations with f16 keys and values are within 0.0081), for Q8_0 the error of the format shows.
+ * computations with f16 keys and values are within 0.0081), for the others the error of the format
+ * shows.
  */
 #include <jansson.h>
 #include <math.h>
@@ -28,28 +31,39 @@
 
 enum { N_ROWS = 64, N_CTX = 512, N_GREEDY = 48, TOP = 5 };
 
-/* Largest difference of a logit from the scalar model and from the reference file. */
+/*
+ * Largest difference of a logit from the scalar model and from the reference file, and what the
+ * reference's greedy choice may lack of the largest logit in an answer. Behind the answer's end a
+ * model was trained for nothing, and any two logits may be as far off as the file's tolerance.
+ */
 struct tolerance {
-	float scalar;
-	float file;
+	const char *name, *format, *mode;
+	float scalar, file, gap;
 };
 
-static const struct tolerance q8_0_tolerance = {.scalar = 1e-2f, .file = 0.2f};
-/* Where two experts are near, the error of the format chooses another. */
-static const struct tolerance moe_q8_0_tolerance = {.scalar = 1e-2f, .file = 0.5f};
 /*
- * Where a number lies beside the middle of two steps of Q8_0, two computations of it may keep it as
- * either: a step is 2^-7 of the block's largest.
+ * With Q8_0 keys and values: where a number lies beside the middle of two steps of Q8_0, two
+ * computations of it may keep it as either, and a step is 2^-7 of the block's largest. In mixtures:
+ * where two experts are near, the error of the format chooses another. Fast: x is rounded to 8 bits
+ * of the largest of 32 for few rows, and with W to F16 for many.
  */
-static const struct tolerance kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.25f};
-static const struct tolerance moe_kv_q8_0_tolerance = {.scalar = 0.05f, .file = 0.5f};
-static const struct tolerance f16_tolerance = {.scalar = 1e-2f, .file = 2e-2f};
-
-/* x is rounded to 8 bits of the largest of 32 for few rows, and with W to F16 for many. */
-static const struct tolerance fast_tolerance = {.scalar = 0.25f, .file = 0.4f};
+static const struct tolerance tolerances[] = {
+	{"atlas-dense", "f16", "exact", 1e-2f, 2e-2f, 4e-2f},
+	{"atlas-moe", "f16", "exact", 1e-2f, 2e-2f, 4e-2f},
+	{"atlas-dense", "q8_0", "exact", 1e-2f, 0.2f, 0.1f},
+	{"atlas-moe", "q8_0", "exact", 1e-2f, 0.5f, 0.1f},
+	{"atlas-dense", "q8_0", "kv-q8_0", 0.05f, 0.25f, 0.1f},
+	{"atlas-moe", "q8_0", "kv-q8_0", 0.05f, 0.5f, 0.1f},
+	{"atlas-dense", "q8_0", "fast", 0.25f, 0.4f, 0.2f},
+	{"atlas-moe", "q8_0", "fast", 0.25f, 0.5f, 0.2f},
+	{"atlas-dense", "q6_k", "exact", 1e-2f, 0.5f, 0.2f},
+	{"atlas-dense", "q4_k_m", "exact", 1e-2f, 1.5f, 0.2f},
+	{"atlas-moe", "q4_k_m", "exact", 1e-2f, 2.0f, 0.2f},
+	{"atlas-dense", "q4_0", "exact", 1e-2f, 2.0f, 0.2f},
+};
 
 static enum plan_kernels kernels = PLAN_KERNELS_EXACT;
-static const struct tolerance *tolerance = &q8_0_tolerance;
+static const struct tolerance *tolerance;
 static enum kv_layout_type kv_type;
 static enum op_attention_kind attention;
 static char model_path[4096];
@@ -216,6 +230,7 @@ static void test_greedy(void **state)
 	struct engine e;
 	uint32_t tokens[N_CTX], greedy[N_CTX], slot = 0, n_tokens = 0, n_near = 0;
 	struct err err = ERR_NULL;
+	float worst = 0.0f;
 	const json_t *c;
 	size_t at;
 
@@ -225,6 +240,7 @@ static void test_greedy(void **state)
 	{
 		uint32_t n = read_tokens(json_object_get(c, "tokens"), tokens);
 		assert_int_equal(read_tokens(json_object_get(c, "greedy"), greedy), N_GREEDY);
+		json_int_t ends_at = json_integer_value(json_object_get(c, "greedy_ends_at"));
 		on_device_check(kv_open(e.kv, &err, &slot), &err, "open");
 		const float *row = NULL;
 		for (uint32_t i = 0; i < n; i += N_ROWS) {
@@ -236,7 +252,9 @@ static void test_greedy(void **state)
 			uint32_t best = find_largest(row, e.n_vocab);
 			float gap = row[best] - row[greedy[i]];
 			n_near += best != greedy[i];
-			if (gap > 2 * tolerance->file)
+			if (i <= ends_at)
+				worst = fmaxf(worst, gap);
+			if (!(gap <= (i <= ends_at ? tolerance->gap : 2 * tolerance->file)))
 				fail_msg(
 					"prompt %zu, token %u: expected %u, found %u, better by %g",
 					at, i, greedy[i], best, (double)gap);
@@ -245,8 +263,8 @@ static void test_greedy(void **state)
 		kv_close(e.kv, slot);
 	}
 	engine_fini(&e);
-	print_message("%u tokens, %u chosen otherwise by less than %g\n", n_tokens, n_near,
-		(double)(2 * tolerance->file));
+	print_message("%u tokens, %u chosen otherwise, in an answer better by at most %.2g\n",
+		n_tokens, n_near, (double)worst);
 }
 
 static void load_reference(const char *name)
@@ -283,6 +301,17 @@ static bool find_attention(const char *name)
 	return has;
 }
 
+static const struct tolerance *find_tolerance(
+	const char *name, const char *format, const char *mode)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(tolerances); i++) {
+		const struct tolerance *t = &tolerances[i];
+		if (!strcmp(t->name, name) && !strcmp(t->format, format) && !strcmp(t->mode, mode))
+			return t;
+	}
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
@@ -292,29 +321,24 @@ int main(int argc, char **argv)
 
 	const char *name = argc > 1 ? argv[1] : "atlas-dense";
 	const char *format = argc > 2 ? argv[2] : "q8_0";
-	bool is_f16 = !strcmp(format, "f16");
-	const char *folder = getenv(is_f16 ? "WEIGHTD_SHARED" : "WEIGHTD_TEST_DATA");
+	const char *mode = argc > 3 ? argv[3] : "exact";
+	bool is_committed = !strcmp(format, "q8_0");
+	const char *folder = getenv(is_committed ? "WEIGHTD_TEST_DATA" : "WEIGHTD_SHARED");
 
-	snprintf(model_path, sizeof(model_path), "%s/models/%s-%s.gguf", folder ? folder : ".",
-		name, format);
-	if (!strcmp(name, "atlas-moe"))
-		tolerance = &moe_q8_0_tolerance;
-	if (argc > 3 && !strcmp(argv[3], "fast")) {
-		kernels = PLAN_KERNELS_FAST;
-		tolerance = &fast_tolerance;
-	} else if (argc > 3 && !strcmp(argv[3], "kv-q8_0")) {
-		kv_type = KV_LAYOUT_Q8_0;
-		tolerance =
-			!strcmp(name, "atlas-moe") ? &moe_kv_q8_0_tolerance : &kv_q8_0_tolerance;
+	tolerance = find_tolerance(name, format, mode);
+	if (!tolerance) {
+		fprintf(stderr, "%s in %s, %s: there are no tolerances\n", name, format, mode);
+		return 2;
 	}
+	kv_type = strcmp(mode, "kv-q8_0") ? KV_LAYOUT_F16 : KV_LAYOUT_Q8_0;
+	kernels = strcmp(mode, "fast") ? PLAN_KERNELS_EXACT : PLAN_KERNELS_FAST;
 	if (argc > 4 && !find_attention(argv[4]))
 		return CASE_SKIP;
-	if (is_f16) {
-		tolerance = &f16_tolerance;
-		if (access(model_path, R_OK)) {
-			fprintf(stderr, "skipped: no %s\n", model_path);
-			return CASE_SKIP;
-		}
+	snprintf(model_path, sizeof(model_path), "%s/models/%s-%s.gguf", folder ? folder : ".",
+		name, format);
+	if (!is_committed && access(model_path, R_OK)) {
+		fprintf(stderr, "skipped: no %s\n", model_path);
+		return CASE_SKIP;
 	}
 	on_device_warm_up();
 	load_reference(name);
