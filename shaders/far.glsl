@@ -10,7 +10,8 @@
  * lane, beginning at a multiple of their size. Lanes then take what they decode from each other.
  * Words, their lanes and the order of sums are those of sum_units(), to the bit.
  *
- * All other formats load whole lines anyway. Included behind tile.glsl.
+ * f32, f16 and bf16 load whole lines anyway. The other formats are read as in device memory: a load
+ * of 32 lanes wants 64 or 128 bytes in a row, but for scales. Included behind tile.glsl.
  */
 #if defined(DTYPE_Q8_0_X2)
 
