@@ -14,7 +14,8 @@ from harness import check, check_equal
 LAYERS, EMBD, FF, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 4, 256, 768, 512, 4, 2, 64
 NUMBERS = LAYERS * (2 * EMBD * HEADS * HEAD_DIM + 2 * EMBD * KV_HEADS * HEAD_DIM + 3 * EMBD * FF)
 HEAD = EMBD * VOCAB
-KERNELS = {"EMBED_Q8_0_X2", "MATMUL_Q8_0_X2", "ROPE_KV_F16", "ATTENTION_F16"}
+KERNELS = {"EMBED_Q8_0_X2", "MATMUL_Q8_0_X2", "ROPE_KV_F16", "ATTENTION_F16", "BEST_PARTS",
+           "BEST_MERGE"}
 
 
 def nothing_left(site, but=()):
@@ -146,12 +147,15 @@ def test_a_file(site):
 
 
 def test_refusals(site):
+    text = os.path.join(site.dir, "text.gguf")
+    with open(text, "wb") as f:
+        f.write(b"not a model at all\n" * 99)
     cases = [
         (2, ["--synthetic", "tiny"], "--synthetic: expected SHAPE:TYPE"),
         (2, ["-p", "1,x"], "-p: expected"),
         (2, ["--workers", "0"], "--workers: expected"),
         (2, ["surplus"], "bench: expected no argument"),
-        (1, ["--synthetic", "tiny:q2_0"], "tiny:q2_0: model bench: tensor token_embd.weight"),
+        (1, ["-m", text], "text.gguf: model bench: magic"),
         (1, ["-m", "/nowhere/a.gguf"], "/nowhere/a.gguf: "),
         (1, ["-m", "demo"], "expected -m FILE or --synthetic, or a weightd"),
         (1, ["--synthetic", "tiny:q8_0", "--device", "77"], "77"),
