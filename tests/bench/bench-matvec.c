@@ -176,7 +176,7 @@ static void fill_inputs(struct bench *b, const struct matrix *m, uint64_t *state
 	float *x = (float *)(b->map + X_AT), *gain = (float *)(b->map + GAIN_AT);
 
 	for (uint32_t i = 0; i < m->k * MAX_COLUMNS; i++)
-		x[i] = (float)((int64_t)ref_blocks_random(state) >> 11) * 0x1p-52f;
+		x[i] = ref_blocks_random_unit(state);
 	for (uint32_t i = 0; i < m->k; i++)
 		gain[i] = 0.5f + (float)(ref_blocks_random(state) >> 40) * 0x1p-24f;
 }
@@ -217,7 +217,7 @@ static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m
 	s->n_copies = (uint32_t)((n_least + s->n_bytes - 1) / s->n_bytes);
 	assert_true(s->n_copies * s->n_bytes <= b->n_weights_bytes);
 	fill_inputs(b, m, &state);
-	ref_blocks_fill(dtype, s->n_bytes / t->n_bytes, &state, b->map + IO_W_AT);
+	ref_blocks_fill(dtype, s->n_bytes / t->n_bytes, 0x1p-4f, 0x1p-4f, &state, b->map + IO_W_AT);
 	vk_command_begin(b->command);
 	for (uint32_t i = 0; i < s->n_copies; i++)
 		copy(b, b->weights, i * s->n_bytes, b->io, IO_W_AT, s->n_bytes);

@@ -4,22 +4,7 @@
 #include "proto/dtype.h"
 #include "proto/util/cleanup.h"
 #include "tests/ref/gguf-build.h"
-#include "tests/ref/ref-ops.h"
-
-static uint64_t next_random(uint64_t *rng)
-{
-	/* xorshift64, Marsaglia 2003, shifts 13, 7, 17. */
-	*rng ^= *rng << 13;
-	*rng ^= *rng >> 7;
-	*rng ^= *rng << 17;
-	return *rng;
-}
-
-/* Uniform in [-1, 1). */
-static float next_unit(uint64_t *rng)
-{
-	return (float)(int32_t)(next_random(rng) >> 32) * 0x1p-31f;
-}
+#include "tests/ref/ref-blocks.h"
 
 /* Rounds toward zero; below the smallest normal number it is 0. */
 static uint16_t to_f16(float f)
@@ -33,21 +18,16 @@ static uint16_t to_f16(float f)
 	return (uint16_t)(sign | (magnitude - 0x38000000) >> 13);
 }
 
-static void put_random_bytes(uint8_t *ret, uint32_t n, uint64_t *rng)
-{
-	for (uint32_t at = 0; at < n; at += 8) {
-		uint64_t bits = next_random(rng);
-		memcpy(ret + at, &bits, n - at < 8 ? n - at : 8);
-	}
-}
-
 static void fill_q8_0(float sigma, uint64_t *rng, uint8_t *block)
 {
 	/* Uniform -127 .. 127 has deviation 73.3. */
-	uint16_t h = to_f16(sigma / 73.3f * (1 + 0.25f * next_unit(rng)));
+	uint16_t h = to_f16(sigma / 73.3f * (1 + 0.25f * ref_blocks_random_unit(rng)));
 
 	memcpy(block, &h, sizeof(h));
-	put_random_bytes(block + 2, 32, rng);
+	for (uint32_t at = 2; at < 34; at += 8) {
+		uint64_t bits = ref_blocks_random(rng);
+		memcpy(block + at, &bits, 8);
+	}
 	for (uint32_t at = 2; at < 34; at++)
 		if (block[at] == 0x80) /* -128: no quantizer writes it */
 			block[at] = 0;
@@ -73,7 +53,6 @@ static void fill_block(uint32_t type, float sigma, uint64_t *rng, uint8_t *block
 		{DTYPE_Q1_0, 1, 0},
 	};
 	const uint32_t n_bytes = dtype_find(type)->n_bytes;
-	uint32_t at[REF_OPS_MAX_SCALES], n_scales = ref_ops_get_scales(type, at);
 	size_t i = 0;
 
 	while (i < ARRAY_SIZE(formats) && formats[i].type != type)
@@ -82,17 +61,14 @@ static void fill_block(uint32_t type, float sigma, uint64_t *rng, uint8_t *block
 		memset(block, 0, n_bytes);
 		return;
 	}
-	float d = sigma / formats[i].deviation * (1 + 0.25f * next_unit(rng));
-	if (next_random(rng) >> 63)
+	float d = sigma / formats[i].deviation * (1 + 0.25f * ref_blocks_random_unit(rng));
+	if (ref_blocks_random(rng) >> 63)
 		d = -d;
-	put_random_bytes(block, n_bytes, rng);
+	ref_blocks_put_codes(type, rng, block);
 	/* -1, 0 and 1 alone, as ternary models have them. */
 	for (uint32_t b = 0; (type == DTYPE_TQ2_0 || type == DTYPE_Q2_0) && b < n_bytes; b++)
 		block[b] &= (uint8_t) ~((block[b] & block[b] >> 1 & 0x55) << 1);
-	for (uint32_t s = 0; s < n_scales; s++) {
-		uint16_t h = ref_ops_to_half(s == 0 ? d : d * formats[i].min);
-		memcpy(block + at[s], &h, sizeof(h));
-	}
+	ref_blocks_put_scales(type, d, d * formats[i].min, block);
 }
 
 void gguf_build_fill(
@@ -103,7 +79,7 @@ void gguf_build_fill(
 
 	for (uint64_t i = 0; i < n_blocks; i++) {
 		uint8_t *block = ret + i * dtype->n_bytes;
-		float f = mean + span * next_unit(rng);
+		float f = mean + span * ref_blocks_random_unit(rng);
 		uint16_t h = to_f16(f);
 
 		switch (type) {

@@ -20,128 +20,132 @@ static float half_at(const uint8_t *bytes)
 }
 
 /* Number i of a list of numbers of n_bits each, the low bits of a byte first. */
-static uint32_t bits_at(const uint8_t *bytes, uint32_t i, uint32_t n_bits)
+static int bits_at(const uint8_t *bytes, uint32_t i, uint32_t n_bits)
 {
 	return bytes[i * n_bits / 8] >> i * n_bits % 8 & ((1u << n_bits) - 1);
 }
 
+/* A number that stands there as it is. */
+static struct ref_ops_number plain(float v)
+{
+	return (struct ref_ops_number){.scale = v, .code = 1};
+}
+
 /* {f32} */
-static float get_f32(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_f32(const uint8_t *block, uint32_t i)
 {
 	float v;
 
 	(void)i;
 	memcpy(&v, block, sizeof(v));
-	return v;
+	return plain(v);
 }
 
 /* {f16} */
-static float get_f16(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_f16(const uint8_t *block, uint32_t i)
 {
 	(void)i;
-	return half_at(block);
+	return plain(half_at(block));
 }
 
 /* {the upper half of an f32} */
-static float get_bf16(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_bf16(const uint8_t *block, uint32_t i)
 {
 	uint32_t bits = (uint32_t)block[0] << 16 | (uint32_t)block[1] << 24;
 	float v;
 
 	(void)i;
 	memcpy(&v, &bits, sizeof(v));
-	return v;
+	return plain(v);
 }
 
 /* {f16 d, i8 q[32]} */
-static float get_q8_0(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_q8_0(const uint8_t *block, uint32_t i)
 {
-	return half_at(block) * (int8_t)block[2 + i];
+	return (struct ref_ops_number){.scale = half_at(block), .code = (int8_t)block[2 + i]};
 }
 
 /* {f16 d, u4 q[16][2]}: number i and number 16 + i in a byte. */
-static float get_q4_0(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_q4_0(const uint8_t *block, uint32_t i)
 {
-	int q = (int)bits_at(block + 2 + i % 16, i / 16, 4);
-
-	return half_at(block) * (float)(q - 8);
+	return (struct ref_ops_number){
+		.scale = half_at(block), .code = bits_at(block + 2 + i % 16, i / 16, 4), .zero = 8};
 }
 
 /*
- * {u6 scale[8], u6 min[8]} in 12 bytes: those of numbers below 4 whole, their upper two bits the
- * upper two of 4 and on, whose lower four stand in the last four bytes.
+ * A number of sub-block `sub`, of {f16 d, f16 dmin, u6 scale[8], u6 min[8]}. The latter are 12
+ * bytes: those of numbers below 4 whole, their upper two bits the upper two of 4 and on, whose
+ * lower four stand in the last four bytes.
  */
-static void get_k_scale(const uint8_t *bytes, uint32_t i, uint32_t *ret_scale, uint32_t *ret_min)
+static struct ref_ops_number get_k(const uint8_t *block, uint32_t sub, int code)
 {
-	if (i < 4) {
-		*ret_scale = bytes[i] & 63;
-		*ret_min = bytes[4 + i] & 63;
-	} else {
-		*ret_scale = (bytes[4 + i] & 15) | bytes[i - 4] >> 6 << 4;
-		*ret_min = bytes[4 + i] >> 4 | bytes[i] >> 6 << 4;
-	}
+	const uint8_t *s = block + 4;
+	uint32_t scale = sub < 4 ? s[sub] & 63 : (s[4 + sub] & 15) | s[sub - 4] >> 6 << 4;
+	uint32_t min = sub < 4 ? s[4 + sub] & 63 : s[4 + sub] >> 4 | s[sub] >> 6 << 4;
+
+	return (struct ref_ops_number){.scale = half_at(block) * (float)scale,
+		.code = code,
+		.min = half_at(block + 2) * (float)min};
 }
 
-/* {f16 d, f16 dmin, scales, u4 q[4][32][2]}: 32 numbers and the next 32 in 32 bytes. */
-static float get_q4_k(const uint8_t *block, uint32_t i)
+/* {scales as above, u4 q[4][32][2]}: 32 numbers and the next 32 in 32 bytes. */
+static struct ref_ops_number get_q4_k(const uint8_t *block, uint32_t i)
 {
-	uint32_t scale, min, sub = i / 32;
-	uint32_t q = bits_at(block + 16 + sub / 2 * 32 + i % 32, sub % 2, 4);
+	uint32_t sub = i / 32;
 
-	get_k_scale(block + 4, sub, &scale, &min);
-	float d = half_at(block) * (float)scale, m = half_at(block + 2) * (float)min;
-	return d * (float)q - m;
+	return get_k(block, sub, bits_at(block + 16 + sub / 2 * 32 + i % 32, sub % 2, 4));
 }
 
-/* {f16 d, f16 dmin, scales, u1 high[32][8], u4 q[4][32][2]}: of 32 numbers bit `sub` of high. */
-static float get_q5_k(const uint8_t *block, uint32_t i)
+/* {scales as above, u1 high[32][8], u4 q[4][32][2]}: of 32 numbers bit `sub` of high. */
+static struct ref_ops_number get_q5_k(const uint8_t *block, uint32_t i)
 {
-	uint32_t scale, min, sub = i / 32;
-	uint32_t q = bits_at(block + 48 + sub / 2 * 32 + i % 32, sub % 2, 4) |
-		     bits_at(block + 16 + i % 32, sub, 1) << 4;
+	uint32_t sub = i / 32;
 
-	get_k_scale(block + 4, sub, &scale, &min);
-	float d = half_at(block) * (float)scale, m = half_at(block + 2) * (float)min;
-	return d * (float)q - m;
+	return get_k(block, sub,
+		bits_at(block + 48 + sub / 2 * 32 + i % 32, sub % 2, 4) |
+			bits_at(block + 16 + i % 32, sub, 1) << 4);
 }
 
 /*
  * {u4 low[2][64][2], u2 high[2][32][4], i8 scale[16], f16 d}: of each half of 128 numbers the first
  * 64 in the lower four bits of low, the others in the upper; number i of 32 at byte i of high.
  */
-static float get_q6_k(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_q6_k(const uint8_t *block, uint32_t i)
 {
 	uint32_t half = i / 128, in_half = i % 128;
-	uint32_t low = bits_at(block + 64 * half + in_half % 64, in_half / 64, 4);
-	uint32_t high = bits_at(block + 128 + 32 * half + in_half % 32, in_half / 32, 2);
-	int8_t scale = (int8_t)block[192 + i / 16];
+	int low = bits_at(block + 64 * half + in_half % 64, in_half / 64, 4);
+	int high = bits_at(block + 128 + 32 * half + in_half % 32, in_half / 32, 2);
 
-	return half_at(block + 208) * scale * (float)((int)(low | high << 4) - 32);
+	return (struct ref_ops_number){.scale = half_at(block + 208) * (int8_t)block[192 + i / 16],
+		.code = low | high << 4,
+		.zero = 32};
 }
 
 /* {u2 q[2][32][4], f16 d}: number i of 32 at byte i, four lots of 32 in the bits. */
-static float get_tq2_0(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_tq2_0(const uint8_t *block, uint32_t i)
 {
-	uint32_t q = bits_at(block + i / 128 * 32 + i % 32, i % 128 / 32, 2);
-
-	return half_at(block + 64) * (float)((int)q - 1);
+	return (struct ref_ops_number){.scale = half_at(block + 64),
+		.code = bits_at(block + i / 128 * 32 + i % 32, i % 128 / 32, 2),
+		.zero = 1};
 }
 
 /* {f16 d, u2 q[64]} */
-static float get_q2_0(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_q2_0(const uint8_t *block, uint32_t i)
 {
-	return half_at(block) * (float)((int)bits_at(block + 2, i, 2) - 1);
+	return (struct ref_ops_number){
+		.scale = half_at(block), .code = bits_at(block + 2, i, 2), .zero = 1};
 }
 
 /* {f16 d, u1 q[128]}: -d or d. */
-static float get_q1_0(const uint8_t *block, uint32_t i)
+static struct ref_ops_number get_q1_0(const uint8_t *block, uint32_t i)
 {
-	return bits_at(block + 2, i, 1) ? half_at(block) : -half_at(block);
+	return (struct ref_ops_number){
+		.scale = half_at(block), .code = 2 * bits_at(block + 2, i, 1), .zero = 1};
 }
 
 static const struct format {
 	uint32_t dtype;
-	float (*get)(const uint8_t *block, uint32_t i); /* number i of a block */
+	struct ref_ops_number (*get)(const uint8_t *block, uint32_t i); /* number i of a block */
 	uint32_t n_scales;
 	uint32_t scale_at[REF_OPS_MAX_SCALES];
 } formats[] = {
@@ -166,15 +170,30 @@ static const struct format *find_format(uint32_t dtype)
 	return NULL;
 }
 
+static struct ref_ops_number get(
+	const struct format *f, const struct dtype *t, const uint8_t *row, uint32_t i)
+{
+	return f->get(row + (uint64_t)(i / t->n_block) * t->n_bytes, i % t->n_block);
+}
+
+struct ref_ops_number ref_ops_get_number(uint32_t dtype, const void *row, uint32_t i)
+{
+	const struct format *f = find_format(dtype);
+
+	assert(f && "a block format without reference");
+	return get(f, dtype_find(dtype), row, i);
+}
+
 void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y)
 {
 	const struct format *f = find_format(dtype);
 	const struct dtype *t = dtype_find(dtype);
-	const uint8_t *bytes = row;
 
 	assert(f && "a block format without reference");
-	for (uint32_t i = 0; i < k; i++)
-		ret_y[i] = f->get(bytes + (uint64_t)(i / t->n_block) * t->n_bytes, i % t->n_block);
+	for (uint32_t i = 0; i < k; i++) {
+		struct ref_ops_number n = get(f, t, row, i);
+		ret_y[i] = n.scale * (float)(n.code - n.zero) - n.min;
+	}
 }
 
 uint32_t ref_ops_get_scales(uint32_t dtype, uint32_t ret_at[REF_OPS_MAX_SCALES])

@@ -19,6 +19,17 @@ uint16_t ref_ops_to_half(float value);
  */
 void ref_ops_dequantize(uint32_t dtype, const void *row, uint32_t k, float *ret_y);
 
+/* What a format says of a number: scale (code - zero) - min. Of plain ones scale, with code 1. */
+struct ref_ops_number {
+	float scale;
+	int code;
+	int zero;
+	float min;
+};
+
+/* Number i of a row. */
+struct ref_ops_number ref_ops_get_number(uint32_t dtype, const void *row, uint32_t i);
+
 enum { REF_OPS_MAX_SCALES = 2 };
 
 /* Where in a block its f16 scales are, d first; how many. */

@@ -3,8 +3,8 @@
 #define TESTS_VULKAN_MATRIX_SAMPLE_H
 
 /*
- * Rows of random weights in every block format that shaders/matrix.comp reads, and what they mean:
- * written from the formats' definitions (GGUF specification; ggml-common.h), a number at a time.
+ * Rows of random weights in every block format that shaders/matrix.comp reads, and how far its
+ * products may be off.
  */
 #include <stdint.h>
 
@@ -14,7 +14,7 @@ enum { MATRIX_SAMPLE_BLOCK = 256 };
 /* Bytes of a row of k. */
 uint64_t matrix_sample_row_bytes(uint32_t dtype, uint32_t k);
 
-/* Fills it with weights of about -1 to 1. *rng is any state. */
+/* Fills it with weights of about -1 to 1. *rng is not 0. */
 void matrix_sample_fill(uint32_t dtype, uint32_t k, uint64_t *rng, uint8_t *ret_row);
 
 /*

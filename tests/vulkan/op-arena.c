@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "proto/manifest.h"
+#include "tests/ref/ref-blocks.h"
 #include "tests/ref/ref-ops.h"
 
 /* A quiet NaN that no computation makes: whatever reads it shows it. */
@@ -106,45 +107,15 @@ uint64_t op_arena_take_u32(struct op_arena *a, uint32_t value)
 	return offset;
 }
 
-/* Any numbers, with scales in (-1, 1), some of them below the smallest normal f16. */
-static void fill_block(struct op_arena *a, const struct dtype *t, uint8_t *block)
-{
-	uint32_t at[REF_OPS_MAX_SCALES], n_scales = ref_ops_get_scales(t->id, at);
-
-	for (uint32_t i = 0; i < t->n_bytes; i++)
-		block[i] = (uint8_t)op_arena_random(a, 0, 255);
-	for (uint32_t i = 0; i < n_scales; i++) {
-		float d = op_arena_random_float(a);
-		uint16_t half = ref_ops_to_half(op_arena_random(a, 0, 7) == 0 ? d * 0x1p-15f : d);
-		memcpy(block + at[i], &half, sizeof(half));
-	}
-}
-
-static void fill_row(struct op_arena *a, const struct dtype *t, uint32_t k, uint8_t *row)
-{
-	for (uint32_t i = 0; i < k / t->n_block; i++) {
-		uint8_t *block = row + i * t->n_bytes;
-		float v = op_arena_random_float(a);
-		uint16_t half = ref_ops_to_half(v);
-
-		switch (t->id) {
-		case DTYPE_F32: memcpy(block, &v, sizeof(v)); break;
-		case DTYPE_F16: memcpy(block, &half, sizeof(half)); break;
-		case DTYPE_BF16: memcpy(block, (uint8_t *)&v + 2, 2); break;
-		default: fill_block(a, t, block);
-		}
-	}
-}
-
 struct weights_tensor op_arena_take_matrix(
 	struct op_arena *a, uint32_t dtype, uint32_t n, uint32_t k, uint32_t skew)
 {
 	const struct dtype *row = dtype_find(dtype);
 	uint64_t n_row_bytes = (uint64_t)k / row->n_block * row->n_bytes;
-	uint64_t offset = op_arena_take(a, n * n_row_bytes, skew);
+	uint64_t offset = op_arena_take(a, n * n_row_bytes, skew),
+		 rng = op_arena_random(a, 1, UINT32_MAX);
 
-	for (uint32_t j = 0; j < n; j++)
-		fill_row(a, row, k, a->map + offset + j * n_row_bytes);
+	ref_blocks_fill(dtype, (uint64_t)n * (k / row->n_block), 1, 1, &rng, a->map + offset);
 	return (struct weights_tensor){
 		.address = op_arena_address(a, offset),
 		.dtype = dtype,

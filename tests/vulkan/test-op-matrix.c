@@ -96,9 +96,10 @@ static struct weights_tensor take_matrix(struct op_arena *a, uint32_t dtype, uin
 {
 	uint64_t n_row_bytes = matrix_sample_row_bytes(dtype, k);
 	uint64_t offset = op_arena_take(a, n * n_row_bytes, 0);
+	uint64_t rng = op_arena_random(a, 1, UINT32_MAX);
 
 	for (uint32_t j = 0; j < n; j++)
-		matrix_sample_fill(dtype, k, &a->random, a->map + offset + j * n_row_bytes);
+		matrix_sample_fill(dtype, k, &rng, a->map + offset + j * n_row_bytes);
 	return (struct weights_tensor){
 		.address = op_arena_address(a, offset),
 		.dtype = dtype,
