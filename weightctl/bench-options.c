@@ -118,6 +118,7 @@ int bench_options_parse(
 	struct bench_options o = {.device = b->device,
 		.kv_type = b->kv_type,
 		.chunk = b->chunk,
+		.kernels = b->kernels,
 		.prompts = {1, {512}},
 		.generates = {1, {128}},
 		.sessions = {1, {1}},

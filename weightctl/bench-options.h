@@ -39,6 +39,7 @@ struct bench_options {
 	const char *device;    /* of a private weightd, as what follows NULL: not said */
 	const char *kv_type;
 	const char *chunk;
+	const char *kernels;
 	struct bench_options_list prompts; /* tokens; no 0 */
 	struct bench_options_list generates;
 	struct bench_options_list sessions;

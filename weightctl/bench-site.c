@@ -371,6 +371,7 @@ int bench_site_start_workers(
 		add_arg(argv, "--weights", p->weightd);
 		add_arg(argv, "--kv-type", p->kv_type);
 		add_arg(argv, "--chunk", p->chunk);
+		add_arg(argv, "--kernels", p->kernels);
 		add_arg(argv, "--device", p->device);
 		/* Where there is no memory for all, they say so instead of taking turns. */
 		add_flag(argv, "--no-park");

@@ -41,6 +41,7 @@ struct bench_site_workers {
 	uint32_t n_sessions;
 	const char *kv_type; /* NULL: the worker's default; likewise what follows */
 	const char *chunk;
+	const char *kernels;
 	const char *device;
 };
 

@@ -247,6 +247,7 @@ static int run_split(struct bench *b, const struct bench_options_split *split, s
 		.n_sessions = bench_options_get_sessions(&b->o, split),
 		.kv_type = b->o.kv_type,
 		.chunk = b->o.chunk,
+		.kernels = b->o.kernels,
 		.device = bench_site_get_weightd(b->site)[0] ? NULL : b->o.device};
 	const char *sockets[BENCH_OPTIONS_MAX_WORKERS];
 	int r = bench_site_start_workers(b->site, &workers, ret_err);

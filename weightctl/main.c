@@ -139,7 +139,7 @@ static const char help[] =
 	"  --workers LIST      processes at once, as 1,4; or with sessions of each, as "
 	"1x32,4x8,32x1\n"
 	"  --profile           what each kernel takes, beside what the device can do\n"
-	"  --device WHICH, --kv-type TYPE, --chunk TOKENS\n"
+	"  --device WHICH, --kv-type TYPE, --chunk TOKENS, --kernels auto|exact|fast\n"
 	"                      as weightd's and workerd's options of these names\n"
 	"  --seed S            of tokens and synthetic weights (1)\n"
 	"\n"

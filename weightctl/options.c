@@ -51,6 +51,7 @@ enum option_id {
 	DEVICE,
 	KV_TYPE,
 	CHUNK,
+	KERNELS,
 };
 
 static const struct option long_options[] = {
@@ -100,6 +101,7 @@ static const struct option long_options[] = {
 	{"device", required_argument, NULL, DEVICE},
 	{"kv-type", required_argument, NULL, KV_TYPE},
 	{"chunk", required_argument, NULL, CHUNK},
+	{"kernels", required_argument, NULL, KERNELS},
 	{NULL, 0, NULL, 0},
 };
 
@@ -249,6 +251,7 @@ static bool set_bench(struct options_bench *b, int id, const char *text)
 	case DEVICE: b->device = text; return true;
 	case KV_TYPE: b->kv_type = text; return true;
 	case CHUNK: b->chunk = text; return true;
+	case KERNELS: b->kernels = text; return true;
 	default: return false;
 	}
 }

@@ -27,6 +27,7 @@ struct options_bench {
 	const char *device;
 	const char *kv_type;
 	const char *chunk;
+	const char *kernels;
 	bool profile;
 };
 

@@ -16,6 +16,9 @@ NUMBERS = LAYERS * (2 * EMBD * HEADS * HEAD_DIM + 2 * EMBD * KV_HEADS * HEAD_DIM
 HEAD = EMBD * VOCAB
 KERNELS = {"EMBED_Q8_0_X2", "MATMUL_Q8_0_X2", "ROPE_KV_F16", "ATTENTION_F16", "BEST_PARTS",
            "BEST_MERGE"}
+# Numbers and bytes of a block; None: of several formats.
+TYPES = {"f16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "q4_k_m": None,
+         "q6_k": (256, 210), "tq2_0": (256, 66), "q2_0": (64, 18), "q1_0": (128, 18)}
 
 
 def nothing_left(site, but=()):
@@ -107,6 +110,38 @@ def test_profile(site):
     check_profile(tests[1], 8, 8, (8 * 9 // 2, 8 * 9 // 2))
 
 
+def matrix_bytes(test):
+    """Of all matrices that the profile's kernels read, a step."""
+    kernels = test["profile"]["kernels"]
+    return sum(k["weight_bytes"] for k in kernels if not k["name"].startswith("EMBED")) / (
+        1 if test["n_prompt"] else test["n_gen"])
+
+
+def test_each_type(site):
+    """By the kernels of a software device and by those of a GPU: they read the same bytes.
+
+    Those of few rows need rows of whole words, which these of q6_K and tq2_0 are not.
+    """
+    for kind, block in TYPES.items():
+        read = {}
+        for kernels in "exact", "fast":
+            tests = site.ctl("bench", "--synthetic", f"tiny:{kind}", "-p", 32, "-n", 8, "-r", 1,
+                             "--kernels", kernels, "--profile", "--json").json()["tests"]
+            check_equal([t["test"] for t in tests], ["pp32", "tg8"], f"tests of {kind}")
+            check(all(t["avg_t_s"] > 0 for t in tests), f"rates of {kind}: {tests}")
+            read[kernels] = [matrix_bytes(t) for t in tests]
+            few = {k["name"] for k in tests[1]["profile"]["kernels"]}
+            has_words = block is None or EMBD // block[0] * block[1] % 4 == 0
+            check_equal(any(name.startswith("MATVEC") for name in few),
+                        kernels == "fast" and has_words,
+                        f"kernels of few rows in {few} of {kind}, {kernels}")
+        check_equal(read["fast"], read["exact"], f"bytes of {kind}")
+        if block:
+            wanted = (NUMBERS + HEAD) * block[1] // block[0]
+            check_equal(read["exact"], [wanted, wanted], f"bytes of {kind}")
+    nothing_left(site)
+
+
 def test_a_worker_that_is_there(site):
     site.weightd({"demo": harness.MODEL})
     worker = site.worker("demo", ["--ctx", "256", "--sessions", "2"])
@@ -161,6 +196,7 @@ def test_refusals(site):
         (1, ["--synthetic", "tiny:q8_0", "--device", "77"], "77"),
         (1, ["--synthetic", "tiny:q8_0", "-p", "0", "-n", "5000"], "4096"),
         (1, ["--synthetic", "tiny:q8_0", "--kv-type", "q9"], "q9"),
+        (1, ["--synthetic", "tiny:q8_0", "--kernels", "best"], "--kernels: expected auto, exact or"),
     ]
     for status, args, text in cases:
         result = site.ctl("bench", *args, status=status)

@@ -75,10 +75,10 @@ static void test_options(void **state)
 	assert_int_equal(o.n_splits, 1);
 	assert_int_equal(o.splits[0].n_workers, 1);
 	assert_int_equal(o.seed, 1);
-	assert_false(o.has_workers || o.profile || o.model || o.synthetic);
+	assert_false(o.has_workers || o.profile || o.model || o.synthetic || o.kernels);
 
 	assert_int_equal(parse("-p 1,64,4096 -n 0 -b 1,32 -d 0,1024 -r 100 --workers 1,4x8,32x1 "
-			       "--seed 9 --profile -m a.gguf --device 0",
+			       "--seed 9 --profile -m a.gguf --device 0 --kernels fast",
 				 &e, &o),
 		0);
 	expect_list(&o.prompts, "1,64,4096");
@@ -94,6 +94,7 @@ static void test_options(void **state)
 	assert_int_equal(bench_options_get_ctx(&o), 4096 + 1024);
 	assert_string_equal(o.model, "a.gguf");
 	assert_string_equal(o.device, "0");
+	assert_string_equal(o.kernels, "fast");
 	assert_int_equal(o.seed, 9);
 	assert_true(o.has_workers && o.profile);
 
