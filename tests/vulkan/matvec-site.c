@@ -20,10 +20,9 @@ struct weights_tensor matvec_site_take_matrix(
 {
 	const struct dtype *t = dtype_find(dtype);
 	uint64_t n_bytes = (uint64_t)n * k / t->n_block * t->n_bytes;
-	uint64_t at = op_arena_take(a, n_bytes, skew), state = a->random | 1;
+	uint64_t at = op_arena_take(a, n_bytes, skew), rng = op_arena_random(a, 1, UINT32_MAX);
 
-	ref_blocks_fill(dtype, n_bytes / t->n_bytes, &state, a->map + at);
-	(void)op_arena_random(a, 0, 1);
+	ref_blocks_fill(dtype, n_bytes / t->n_bytes, 0x1p-4f, 0x1p-4f, &rng, a->map + at);
 	return (struct weights_tensor){.address = op_arena_address(a, at),
 		.dtype = dtype,
 		.layout = MANIFEST_LAYOUT_RAW,

@@ -46,9 +46,10 @@ static void take_matrices(struct op_arena *a, const struct shape *s, uint32_t i,
 {
 	uint64_t n_row_bytes = matrix_sample_row_bytes(s->dtypes[i], k);
 	uint64_t offset = op_arena_take(a, s->n_expert * n * n_row_bytes, 0);
+	uint64_t rng = op_arena_random(a, 1, UINT32_MAX);
 
 	for (uint32_t j = 0; j < s->n_expert * n; j++)
-		matrix_sample_fill(s->dtypes[i], k, &a->random, a->map + offset + j * n_row_bytes);
+		matrix_sample_fill(s->dtypes[i], k, &rng, a->map + offset + j * n_row_bytes);
 	l->w[i] = (struct weights_tensor){.address = op_arena_address(a, offset),
 		.dtype = s->dtypes[i],
 		.layout = MANIFEST_LAYOUT_RAW,

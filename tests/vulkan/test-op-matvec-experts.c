@@ -46,12 +46,13 @@ static struct weights_tensor take_experts(struct op_arena *a, uint32_t dtype, ui
 	uint32_t k, uint32_t n_expert, uint64_t *ret_table)
 {
 	const struct dtype *t = dtype_find(dtype);
-	uint64_t n_bytes = (uint64_t)n * k / t->n_block * t->n_bytes, state = a->random | 1;
+	uint64_t n_bytes = (uint64_t)n * k / t->n_block * t->n_bytes;
+	uint64_t n_blocks = n_bytes / t->n_bytes * n_expert,
+		 rng = op_arena_random(a, 1, UINT32_MAX);
 	uint64_t at = op_arena_take(a, n_bytes * n_expert, 16);
 	uint64_t table = op_arena_take(a, 8ull * n_expert, 0);
 
-	(void)op_arena_random(a, 0, 1);
-	ref_blocks_fill(dtype, n_bytes * n_expert / t->n_bytes, &state, a->map + at);
+	ref_blocks_fill(dtype, n_blocks, 0x1p-4f, 0x1p-4f, &rng, a->map + at);
 	for (uint32_t i = 0; i < n_expert; i++) {
 		uint64_t address = op_arena_address(a, at + n_bytes * ((i + 1) % n_expert));
 		memcpy(a->map + table + 8ull * i, &address, sizeof(address));
