@@ -25,7 +25,7 @@ struct recorder {
 	struct err *err;
 	uint32_t n_rows;
 	uint32_t end; /* of the ops that are recorded */
-	/* What an op has decided for those behind it, whose x it stages. 
+	/* What an op has decided for those behind it, whose x it stages.
 	 */
 	uint32_t matmul_op; /* GRAPH_NONE: nothing */
 	struct op_matmul_params matmul;

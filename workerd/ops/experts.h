@@ -48,8 +48,9 @@ struct op_experts_params {
 	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
 	uint64_t m;    /* of u32: rows of the step */
 	uint32_t n_used;
-	bool is_routed;  /* choice has been made, for few rows too */
-	/* See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own. */
+	bool is_routed; /* choice has been made, for few rows too */
+	/* See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own.
+	 */
 	bool is_staged;
 	uint64_t next;
 	uint64_t next_gain;

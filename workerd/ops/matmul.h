@@ -37,7 +37,8 @@ struct op_matmul_params {
 	uint64_t staging;
 	uint64_t n_staging_bytes;
 	bool is_staged; /* x is there already: op_matvec_chain */
-	/* Where y goes as what the next op reads as its staging, see op_matvec_chain; 0: nowhere. */
+	/* Where y goes as what the next op reads as its staging, see op_matvec_chain; 0: nowhere.
+	 */
 	uint64_t next;
 	uint64_t next_gain; /* of [width of y] f32: of the next op's norm; 0: it has none */
 	uint32_t next_order;
