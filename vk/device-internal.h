@@ -37,12 +37,11 @@ struct vk_device {
 	bool can_export_both;   /* one memory as a dma-buf and as an opaque descriptor */
 	uint32_t max_groups[3]; /* maxComputeWorkGroupCount */
 	uint32_t max_group_size[3];
-	uint32_t max_invocations; /* of a workgroup */
-	uint32_t max_subgroups;   /* of a workgroup with a required subgroup size */
-	bool can_require_size;    /* a compute pipeline may require info.subgroup_size */
-	bool can_require_full;    /* and full subgroups */
-	bool wants_statistics;    /* of pipelines, see vk/statistics.h */
-	uint64_t stamp_mask;      /* valid bits of a timestamp */
+	uint32_t max_subgroups; /* of a workgroup with a required subgroup size */
+	bool can_require_size;  /* a compute pipeline may require info.subgroup_size */
+	bool can_require_full;  /* and full subgroups */
+	bool wants_statistics;  /* of pipelines, see vk/statistics.h */
+	uint64_t stamp_mask;    /* valid bits of a timestamp */
 
 	PFN_vkGetMemoryFdKHR get_memory_fd;
 	PFN_vkGetMemoryFdPropertiesKHR get_fd_properties;

@@ -156,7 +156,7 @@ static void fill_info(struct vk_device *d, const struct vk_feature_set *set)
 
 	memcpy(d->max_groups, p->limits.maxComputeWorkGroupCount, sizeof(d->max_groups));
 	memcpy(d->max_group_size, p->limits.maxComputeWorkGroupSize, sizeof(d->max_group_size));
-	d->max_invocations = p->limits.maxComputeWorkGroupInvocations;
+	info->max_invocations = p->limits.maxComputeWorkGroupInvocations;
 	d->max_subgroups = v13.maxComputeWorkgroupSubgroups;
 	d->can_require_size = set->v13.subgroupSizeControl &&
 			      (v13.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) &&

@@ -46,6 +46,7 @@ struct vk_device_info {
 	bool is_software;
 	uint32_t subgroup_size;
 	uint32_t n_cores; /* that run workgroups beside each other; 0: the driver does not say */
+	uint32_t max_invocations; /* of a workgroup */
 	uint32_t max_push_bytes;
 	uint32_t max_shared_bytes;
 	uint64_t max_alloc_bytes; /* maxMemoryAllocationSize, also capped by maxBufferSize */

@@ -38,10 +38,10 @@ static int check_params(const struct vk_device *d, const struct vk_pipeline_para
 				"workgroup dimension %d: expected 1 to %u, found %u", i,
 				d->max_group_size[i], size[i]);
 		n *= size[i];
-		if (n > d->max_invocations)
+		if (n > d->info.max_invocations)
 			return err_set(ret_err, EINVAL,
 				"workgroup of %u x %u x %u: expected at most %u invocations",
-				size[0], size[1], size[2], d->max_invocations);
+				size[0], size[1], size[2], d->info.max_invocations);
 	}
 	for (int i = 0; i < 3; i++)
 		ret_size[i] = size[i];

@@ -110,7 +110,8 @@ static int record_matmul(struct recorder *r, uint32_t i)
 	if (!op->is_head && is_next(r, i + 1, GRAPH_MATMUL) &&
 		r->g->ops[i + 1].matmul.x == op->matmul.y) {
 		get_matmul(r, i + 1, &r->matmul);
-		if (op_matvec_chain(r->pool, &params, &r->matmul)) {
+		if (op_matvec_wants_chain(r->pool, &params) &&
+			op_matvec_chain(r->pool, &params, &r->matmul)) {
 			r->matmul_op = i + 1;
 			if (is_read_by(r, op->matmul.y, i + 1))
 				params.y = 0;

@@ -7,6 +7,7 @@
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
+#include "vk/device.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matvec-format.h"
 #include "workerd/ops/pool.h"
@@ -58,6 +59,11 @@ static uint32_t get_width(const struct op_matmul_params *p)
 	return p->finish == OP_MATMUL_SWIGLU ? n / 2 : n;
 }
 
+bool op_matvec_wants_chain(const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	return op_pool_is_software(pool) || p->finish == OP_MATMUL_ADD;
+}
+
 bool op_matvec_chain(
 	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
 {
@@ -100,9 +106,12 @@ static uint64_t count_shared_bytes(const struct op_pool *pool, const struct op_m
 	return n_w + s->n_columns * (n_x + 4 * s->n_subgroups + 128);
 }
 
-static bool fits_shared(const struct op_pool *pool, const struct op_matmul_params *p,
+static bool fits(const struct op_pool *pool, const struct op_matmul_params *p,
 	const struct op_matvec_shape *s)
 {
+	if (s->n_subgroups * op_pool_get_subgroup_size(pool) >
+		op_pool_get_info(pool)->max_invocations)
+		return false;
 	for (uint32_t i = 0; i < p->n_parts; i++)
 		if (count_shared_bytes(pool, op_matvec_format_find(p->w[i].dtype), s,
 			    p->w[0].ne[0]) > op_pool_get_shared_bytes(pool))
@@ -123,10 +132,13 @@ struct op_matvec_shape op_matvec_choose(
 	while (s.n_columns < p->n_rows)
 		s.n_columns *= 2;
 	/* A run of 32 outputs is a workgroup's: as many subgroups as that allows. */
-	if (p->next && !op_pool_is_software(pool))
-		s.n_subgroups = 16;
-	/* Wide subgroups and small shared memories. */
-	while (!fits_shared(pool, p, &s) && s.n_subgroups > 1)
+	if (p->next && !op_pool_is_software(pool)) {
+		bool is_narrow = s.n_columns <= 2 && p->finish != OP_MATMUL_SWIGLU;
+		s.n_rows = is_narrow ? 1 : 2;
+		s.n_subgroups = is_narrow ? 32 : 16;
+	}
+	/* Wide subgroups, small workgroups and small shared memories. */
+	while (!fits(pool, p, &s) && s.n_subgroups > 1)
 		s.n_subgroups /= 2;
 	return s;
 }
@@ -220,10 +232,10 @@ int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
 
 	if (!op_matvec_fits(pool, p) || (p->next && 32 % count_outputs(p, s) != 0))
 		return err_set(ret_err, EINVAL, "matvec: what does not fit");
-	if (!fits_shared(pool, p, s))
+	if (!fits(pool, p, s))
 		return err_set(ret_err, ENOTSUP,
-			"matvec: expected at most %u bytes of shared memory",
-			op_pool_get_shared_bytes(pool));
+			"matvec: expected at most %u invocations and %u bytes of shared memory",
+			op_pool_get_info(pool)->max_invocations, op_pool_get_shared_bytes(pool));
 	if (s->source == OP_MATVEC_STAGE && is_by_bytes(p)) {
 		const struct abi_quantize push = {.x = p->x,
 			.gain = p->gain,
