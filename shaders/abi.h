@@ -90,6 +90,9 @@
 #define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
 							  */
 
+/* Units of a lane whose x stays in registers, which is all of k: k = 64 SUBGROUP HOLD; 0: it is read. */
+#define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)
+
 #define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */

@@ -51,7 +51,7 @@ float find_scale(int c, float eps)
 }
 
 /* The codes of x that quad q of the lane's unit is multiplied by. */
-uvec4 x_quad(int c, uint unit, int q, uint n_units)
+uvec4 load_quad(int c, uint unit, int q, uint n_units)
 {
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? 2 * (q % 2) + unit % 2 : q;
@@ -62,7 +62,7 @@ uvec4 x_quad(int c, uint unit, int q, uint n_units)
 }
 
 /* The scale of those 32 numbers of x, and the sum of the codes: of the quad where it is spread. */
-vec2 x_half(int c, uint unit, int q, uint n_units)
+vec2 load_half(int c, uint unit, int q, uint n_units)
 {
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? q % 2 : q / 2;
@@ -74,6 +74,34 @@ vec2 x_half(int c, uint unit, int q, uint n_units)
 	return vec2(uintBitsToFloat(v.x), HAS_BIAS ? float(sum) : 0.0);
 }
 
+/* x of column 0 of the lane's units, with HOLD, as load_quad() and load_half() say. */
+const int N_X_UNITS = HOLD > 0 ? HOLD : 1;
+uvec4 kept_quads[N_X_UNITS][4];
+vec2 kept_halves[N_X_UNITS][4];
+
+void keep_x()
+{
+	[[unroll]] for (int h = 0; h < HOLD; h++) {
+		uint unit = h * SUBGROUP + lane();
+		[[unroll]] for (int q = 0; q < 4; q++) {
+			kept_quads[h][q] = load_quad(0, unit, q, push.k / 64);
+			if (IS_SPREAD || q % 2 != 0)
+				kept_halves[h][q] = load_half(0, unit, q, push.k / 64);
+		}
+	}
+}
+
+/* h: the number of the unit among the lane's. */
+uvec4 x_quad(int c, int h, uint unit, int q, uint n_units)
+{
+	return HOLD > 0 ? kept_quads[h][q] : load_quad(c, unit, q, n_units);
+}
+
+vec2 x_half(int c, int h, uint unit, int q, uint n_units)
+{
+	return HOLD > 0 ? kept_halves[h][q] : load_half(c, unit, q, n_units);
+}
+
 int dot_quad(int sum, uvec4 w, uvec4 x)
 {
 	sum += dot_bytes(w.x, x.x, 0);
@@ -83,8 +111,8 @@ int dot_quad(int sum, uvec4 w, uvec4 x)
 	return sum;
 }
 
-/* Unit u of the lane's round, which is this unit of the row, to all sums. */
-void add_unit(int u, uint unit, uint n_units)
+/* Unit u of the lane's round, which is number h of its units and this one of the row, to all sums. */
+void add_unit(int u, int h, uint unit, uint n_units)
 {
 	int dots[ROWS][COLUMNS];
 
@@ -98,12 +126,12 @@ void add_unit(int u, uint unit, uint n_units)
 				scales[r] = take_scales(r, u, q);
 		}
 		[[unroll]] for (int c = 0; c < COLUMNS; c++) {
-			uvec4 x = x_quad(c, unit, q, n_units);
+			uvec4 x = x_quad(c, h, unit, q, n_units);
 			[[unroll]] for (int r = 0; r < ROWS; r++)
 				dots[r][c] = dot_quad(is_first ? 0 : dots[r][c], w[r], x);
 			if (!is_last)
 				continue;
-			vec2 half_x = x_half(c, unit, q, n_units);
+			vec2 half_x = x_half(c, h, unit, q, n_units);
 			[[unroll]] for (int r = 0; r < ROWS; r++) {
 				precise float v = scales[r].x * float(dots[r][c]);
 				if (HAS_BIAS)
@@ -121,7 +149,7 @@ void add_round(uint round)
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
 		uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
 		if (WHOLE != 0 || unit < n_units)
-			add_unit(u, unit, n_units);
+			add_unit(u, HOLD > 0 ? int(round) * UNROLL + u : 0, unit, n_units);
 	}
 }
 

@@ -32,6 +32,7 @@ layout(push_constant, std430) uniform Push
 #include "matvec-dtype.glsl"
 
 const uint UNITS = 0;
+const int HOLD = 0;
 
 #include "matvec-dot.glsl"
 #include "route.glsl"

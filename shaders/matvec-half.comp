@@ -17,6 +17,9 @@
 #include "common.glsl"
 #include "quant.glsl"
 #include "matvec-tile.glsl"
+
+const int HOLD = 0;
+
 #include "matvec.glsl"
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 at[]; };
@@ -37,6 +40,10 @@ void find_columns(uint i0, uint m)
 			i = Words(push.want).at[i];
 		x_rows[c] = address_at(push.x, i, 4 * push.k);
 	}
+}
+
+void hold_columns(uint i0)
+{
 }
 
 void begin_tile()

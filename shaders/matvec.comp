@@ -19,16 +19,19 @@
  * A subgroup computes ROWS rows of W times COLUMNS rows of x, both powers of two; each word of W is
  * read once. Its lanes share k: lane l takes units l, l + SUBGROUP, ... one after the other, whatever
  * the tile, so that the order of a sum depends on k, the subgroup's size and the format alone.
+ * With HOLD, for one row of x at a time and what is staged, x is read once and stays in registers
+ * while the subgroup walks over its tiles.
  * Memory is kept busy by the loads of many subgroups, and with AHEAD by those of the next round.
  */
 #include "common.glsl"
 #include "quant.glsl"
 #include "matvec-tile.glsl"
-#include "matvec.glsl"
-#include "matvec-dtype.glsl"
 
 layout(constant_id = ABI_MATVEC_SPEC_UNITS) const uint UNITS = 0;
+layout(constant_id = ABI_MATVEC_SPEC_HOLD) const int HOLD = 0;
 
+#include "matvec.glsl"
+#include "matvec-dtype.glsl"
 #include "matvec-dot.glsl"
 
 shared float x_squares[COLUMNS * N_SUBGROUPS];
@@ -94,6 +97,15 @@ void find_columns(uint i0, uint m)
 		quant_rows(i0, m);
 	else
 		find_rows(i0, m);
+}
+
+/* All of x that there is, and the norm's factor: loads that wait for nothing. */
+void hold_columns(uint i0)
+{
+	find_row(0, address_at(push.staging, i0, ABI_QUANT_ROW_BYTES(push.k)));
+	keep_x();
+	if (NORM != 0)
+		x_scales[0] = find_scale(0, push.eps);
 }
 
 void begin_tile()

@@ -20,6 +20,7 @@ struct tile {
 
 /* The kernel's: x of the workgroup's columns, then rounds of k. */
 void find_columns(uint i0, uint m);
+void hold_columns(uint i0); /* instead, with HOLD; of rows that may be behind the last */
 void begin_tile();
 void fetch_round(uint round); /* starts the loads of w_rows */
 void hold_round();            /* what was loaded is what is summed now */
@@ -99,43 +100,63 @@ void stage_run(uint run, uint i0, uint m)
 	barrier();
 }
 
+tile next_tile;
+bool has_next;
+bool is_fetched; /* without AHEAD: the round's loads were started before */
+
+/* A round of the current tile; the loads of what comes next are started behind its own. */
+void compute_round(uint round, uint n_rounds)
+{
+	bool is_last = round + 1 == n_rounds;
+
+	if (AHEAD == 0 && !is_fetched)
+		fetch_round(round);
+	is_fetched = false;
+	hold_round();
+	if (is_last && has_next)
+		start_tile(next_tile);
+	if (AHEAD != 0 && (!is_last || has_next))
+		fetch_round(is_last ? 0 : round + 1);
+	add_round(round);
+}
+
 /* All of the subgroup's tiles, in n_rounds of k each. */
 void compute_tiles(uint n_rounds)
 {
 	uint i0 = gl_WorkGroupID.y * COLUMNS;
-	tile t, next;
-	bool has_tile = find_tile(tile_number(0), t), is_fetched = has_tile;
+	tile t;
+	bool has_tile = find_tile(tile_number(0), t);
 
 	/* Before all else: nothing that is known later is needed for it. */
+	is_fetched = has_tile;
 	if (has_tile) {
 		start_tile(t);
 		fetch_round(0);
 	}
+	if (HOLD > 0)
+		hold_columns(i0);
 	uint m = Words(push.m).at[0];
 	if (i0 >= m)
 		return;
-	find_columns(i0, m);
+	if (HOLD == 0)
+		find_columns(i0, m);
 	for (uint i = 0; has_tile; i++) {
-		bool has_next = find_tile(tile_number(i + 1), next);
+		has_next = find_tile(tile_number(i + 1), next_tile);
 		clear_sums();
 		begin_tile();
-		for (uint round = 0; round < n_rounds; round++) {
-			bool is_last = round + 1 == n_rounds;
-			if (!is_fetched)
-				fetch_round(round);
-			is_fetched = AHEAD != 0;
-			hold_round();
-			if (is_last && has_next)
-				start_tile(next);
-			if (AHEAD != 0 && (!is_last || has_next))
-				fetch_round(is_last ? 0 : round + 1);
-			add_round(round);
+		if (HOLD > 0) {
+			/* Numbers of registers are constants. */
+			[[unroll]] for (int round = 0; round < HOLD / UNROLL; round++)
+				compute_round(round, HOLD / UNROLL);
+		} else {
+			for (uint round = 0; round < n_rounds; round++)
+				compute_round(round, n_rounds);
 		}
 		end_tile();
 		finish_tile(t, tile_number(i), i0, m);
 		if (NEXT != 0 && (i + 1) % N_RUN == 0)
 			stage_run(tile_number(i) * TILE_OUT / 32, i0, m);
-		t = next;
+		t = next_tile;
 		has_tile = has_next;
 	}
 }

@@ -41,49 +41,68 @@ enum {
 static const uint32_t dtypes[] = {DTYPE_F16, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q4_0,
 	DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
 
+/* is_swiglu: the first half of the rows and the second are two matrices. */
 struct matrix {
 	uint32_t n;
 	uint32_t k;
+	bool is_swiglu;
 };
 
-static const struct matrix matrices[] = {{4096, 14336}, {14336, 4096}, {4096, 4096}};
-static const struct matrix small_matrix = {192, 1024};
+static const struct matrix matrices[] = {
+	{28672, 4096, true},
+	{4096, 14336, false},
+	{14336, 4096, false},
+	{4096, 4096, false},
+};
+static const struct matrix small_matrices[] = {{192, 1024, false}, {384, 1024, true}};
 
-/* rows, columns (filled in), unroll, subgroups, groups, ahead, source */
+/* As struct op_matvec_shape, columns filled in; HOLD: as much as it takes. */
+enum { HOLD = 255 };
 struct variant {
 	struct op_matvec_shape cut;
 	bool has_next;
 };
 
 static const struct variant variants[] = {
-	{{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
-	{{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED}, false},
-	{{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
-	{{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED}, false},
-	{{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
-	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, false},
-	{{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
-	{{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED}, false},
-	{{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED}, false},
-	{{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED}, false},
-	{{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED}, false},
-	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, false},
-	{{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED}, false},
-	{{1, 0, 1, 8, 0, true, OP_MATVEC_OWN}, false},
-	{{2, 0, 1, 8, 0, true, OP_MATVEC_OWN}, false},
-	{{2, 0, 1, 8, 396, true, OP_MATVEC_OWN}, false},
-	{{4, 0, 1, 8, 264, true, OP_MATVEC_OWN}, false},
-	{{1, 0, 1, 8, 0, true, OP_MATVEC_STAGED}, true},
-	{{1, 0, 1, 16, 0, true, OP_MATVEC_STAGED}, true},
-	{{1, 0, 1, 32, 0, false, OP_MATVEC_STAGED}, true},
-	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, true},
-	{{2, 0, 1, 8, 0, true, OP_MATVEC_STAGED}, true},
-	{{2, 0, 1, 16, 0, false, OP_MATVEC_STAGED}, true},
-	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED}, true},
-	{{4, 0, 1, 8, 0, false, OP_MATVEC_STAGED}, true},
+	{{2, 0, 1, 16, 132, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 8, 264, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 4, 528, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 4, 660, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 4, 1056, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 4, 792, false, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 2, 16, 132, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{1, 0, 1, 4, 792, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{4, 0, 1, 8, 264, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
+	{{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED, 0}, false},
+	{{1, 0, 1, 8, 0, true, OP_MATVEC_OWN, 0}, false},
+	{{2, 0, 1, 8, 0, true, OP_MATVEC_OWN, 0}, false},
+	{{2, 0, 1, 8, 396, true, OP_MATVEC_OWN, 0}, false},
+	{{4, 0, 1, 8, 264, true, OP_MATVEC_OWN, 0}, false},
+	{{1, 0, 1, 8, 0, true, OP_MATVEC_STAGED, 0}, true},
+	{{1, 0, 1, 16, 0, true, OP_MATVEC_STAGED, 0}, true},
+	{{1, 0, 1, 32, 0, false, OP_MATVEC_STAGED, 0}, true},
+	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, true},
+	{{2, 0, 1, 8, 0, true, OP_MATVEC_STAGED, 0}, true},
+	{{2, 0, 1, 16, 0, false, OP_MATVEC_STAGED, 0}, true},
+	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, true},
+	{{4, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, true},
 };
 static const struct variant small_variants[] = {
-	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED}, false},
+	{{2, 0, 1, 1, 2, true, OP_MATVEC_STAGED, HOLD}, false},
+	{{2, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0}, false},
 };
 
 struct bench {
@@ -206,6 +225,33 @@ static void round_row(struct bench *b, const struct subject *s, uint32_t c, floa
 	}
 }
 
+/* Outputs of a row of x. */
+static uint32_t get_width(const struct matrix *m)
+{
+	return m->is_swiglu ? m->n / 2 : m->n;
+}
+
+/* Sample i of column c, or the second factor of it; w, a [k]. */
+static void add_half(
+	struct subject *s, uint32_t i, uint32_t c, uint32_t half, const float *w, const float *a)
+{
+	double y = 0, scale = 0;
+
+	for (uint32_t l = 0; l < s->m->k; l++) {
+		y += (double)w[l] * a[l];
+		scale += fabs((double)w[l] * a[l]);
+	}
+	if (half == 0) {
+		s->y[i][c] = (float)y;
+		s->scale[i][c] = (float)scale;
+		return;
+	}
+	/* |silu'| is at most 1.1. */
+	double gate = s->y[i][c], silu = gate / (1 + exp(-gate));
+	s->scale[i][c] = (float)(1.1 * s->scale[i][c] * fabs(y) + fabs(silu) * scale);
+	s->y[i][c] = (float)(silu * y);
+}
+
 static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m, struct subject *s)
 {
 	const struct dtype *t = dtype_find(dtype);
@@ -226,16 +272,14 @@ static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m
 	for (uint32_t c = 0; c < MAX_COLUMNS; c++)
 		round_row(b, s, c, a[c]);
 	for (uint32_t i = 0; i < N_SAMPLES; i++) {
-		uint32_t j = s->samples[i] = (uint32_t)((uint64_t)(m->n - 1) * i / (N_SAMPLES - 1));
-		ref_blocks_dequantize(dtype, b->map + IO_W_AT + j * n_row_bytes, m->k, w, reach);
-		for (uint32_t c = 0; c < MAX_COLUMNS; c++) {
-			double y = 0, scale = 0;
-			for (uint32_t l = 0; l < m->k; l++) {
-				y += (double)w[l] * a[c][l];
-				scale += fabs((double)w[l] * a[c][l]);
-			}
-			s->y[i][c] = (float)y;
-			s->scale[i][c] = (float)scale;
+		uint32_t j = s->samples[i] =
+			(uint32_t)((uint64_t)(get_width(m) - 1) * i / (N_SAMPLES - 1));
+		for (uint32_t half = 0; half <= m->is_swiglu; half++) {
+			ref_blocks_dequantize(dtype,
+				b->map + IO_W_AT + (j + half * get_width(m)) * n_row_bytes, m->k, w,
+				reach);
+			for (uint32_t c = 0; c < MAX_COLUMNS; c++)
+				add_half(s, i, c, half, w, a[c]);
 		}
 	}
 }
@@ -247,7 +291,7 @@ static bool is_right(const struct bench *b, const struct subject *s, uint32_t n_
 
 	for (uint32_t i = 0; i < N_SAMPLES; i++)
 		for (uint32_t c = 0; c < n_columns; c++)
-			if (!(fabsf(y[c * s->m->n + s->samples[i]] - s->y[i][c]) <=
+			if (!(fabsf(y[c * get_width(s->m) + s->samples[i]] - s->y[i][c]) <=
 				    2e-4f * s->scale[i][c]))
 				return false;
 	return true;
@@ -264,9 +308,12 @@ struct setting {
 static bool record(struct bench *b, const struct subject *s, const struct setting *set,
 	const struct op_matvec_shape *cut)
 {
-	uint64_t scratch = vk_memory_get_address(b->scratch), n_y = 4ull * s->m->n * set->n_columns;
+	uint64_t scratch = vk_memory_get_address(b->scratch),
+		 n_y = 4ull * get_width(s->m) * set->n_columns;
 	struct err e = ERR_NULL;
-	struct op_matmul_params p = {.n_parts = 1,
+	bool is_swiglu = s->m->is_swiglu;
+	struct op_matmul_params p = {.n_parts = is_swiglu ? 2 : 1,
+		.finish = is_swiglu ? OP_MATMUL_SWIGLU : OP_MATMUL_STORE,
 		.x = scratch + X_AT,
 		.y = scratch + Y_AT,
 		.gain = scratch + GAIN_AT,
@@ -292,8 +339,10 @@ static bool record(struct bench *b, const struct subject *s, const struct settin
 							    i % set->n_copies * s->n_bytes,
 			.dtype = s->dtype,
 			.layout = MANIFEST_LAYOUT_RAW,
-			.ne = {s->m->k, s->m->n, 1, 1},
-			.n_bytes = s->n_bytes};
+			.ne = {s->m->k, get_width(s->m), 1, 1},
+			.n_bytes = s->n_bytes / p.n_parts};
+		p.w[1] = p.w[0];
+		p.w[1].address += p.w[0].n_bytes;
 		int r = op_matvec_record_shape(b->pool, b->command, &p, i == 0 ? &first : cut, &e);
 		if (r == -ENOTSUP)
 			return false;
@@ -334,10 +383,10 @@ static bool measure(struct bench *b, const struct subject *s, const struct setti
 static bool print_result(const struct subject *s, const struct setting *set,
 	const struct op_matvec_shape *cut, const char *what, const struct result *r)
 {
-	printf("%-6s %6u x %-6u n %u  %-7s rows %u unroll %u subgroups %u groups %3u ahead %d: "
-	       "%8.2f us %7.1f GB/s%s\n",
+	printf("%-6s %6u x %-6u n %u  %-7s rows %u unroll %u subgroups %u groups %3u ahead %d "
+	       "hold %u: %8.2f us %7.1f GB/s%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, set->n_columns, what, cut->n_rows,
-		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, r->us,
+		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, cut->n_hold, r->us,
 		(double)s->n_bytes / r->us * 1e-3, r->is_right ? "" : " WRONG");
 	fflush(stdout);
 	return r->is_right;
@@ -350,13 +399,18 @@ struct best {
 };
 
 /* Is it worth it? Each pipeline takes a GPU's driver some 50 ms. */
-static bool is_candidate(const struct subject *s, uint32_t n_columns, const struct variant *v)
+static bool is_candidate(const struct subject *s, uint32_t n_columns, uint32_t n_lanes,
+	const struct op_matvec_shape *cut, bool has_next)
 {
-	const struct op_matvec_shape *cut = &v->cut;
-
+	if (s->m->is_swiglu && cut->n_rows == 1)
+		return false;
+	if (cut->n_hold)
+		return s->dtype != DTYPE_F16 && n_columns == 1 &&
+		       cut->n_hold <= OP_MATVEC_MAX_HOLD && cut->n_hold % cut->n_unroll == 0 &&
+		       s->m->k == cut->n_hold * 64 * n_lanes;
 	if (cut->source == OP_MATVEC_OWN)
 		return s->dtype != DTYPE_F16 && s->m->k <= 8192 && n_columns <= 2;
-	if (v->has_next)
+	if (has_next)
 		return n_columns == 1;
 	return n_columns <= 2 || (cut->n_unroll == 1 && cut->n_subgroups == 4 &&
 					 cut->n_groups == 0 && cut->n_rows * n_columns <= 16);
@@ -370,11 +424,15 @@ static bool run_variant(struct bench *b, const struct subject *s, const struct v
 	bool is_own = cut.source == OP_MATVEC_OWN;
 	struct result r;
 
+	uint32_t n_lanes = op_pool_get_subgroup_size(b->pool);
 	cut.n_columns = set->n_columns;
+	if (v->cut.n_hold == HOLD)
+		cut.n_hold = s->m->k / 64 / n_lanes;
 	set->has_next = v->has_next;
 	/* More invocations than 1024 no device promises. */
-	if (cut.n_subgroups * op_pool_get_subgroup_size(b->pool) > 1024 ||
-		!is_candidate(s, set->n_columns, v) || !measure(b, s, set, &cut, &r))
+	if (cut.n_subgroups * n_lanes > 1024 ||
+		!is_candidate(s, set->n_columns, n_lanes, &cut, v->has_next) ||
+		!measure(b, s, set, &cut, &r))
 		return true;
 	struct result *to = is_own ? &best->own : v->has_next ? &best->next : &best->kernel;
 	if (r.us < to->us) {
@@ -408,11 +466,13 @@ static bool run_case(
 	is_ok &= best.quant.is_right && best.cached.is_right && best.near.is_right;
 	snprintf(ret_line, n_line,
 		"%-6s %5u x %-5u n %u: best %7.2f us %6.0f GB/s (rows %u unroll %u subgroups %u "
-		"groups %u ahead %d) +quant %.2f own %.2f next %.2f cached %.2f m near %.2f%s\n",
+		"groups %u ahead %d hold %u) +quant %.2f own %.2f next %.2f cached %.2f m near "
+		"%.2f%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, n_columns, best.kernel.us,
 		(double)s->n_bytes / best.kernel.us * 1e-3, best.cut.n_rows, best.cut.n_unroll,
-		best.cut.n_subgroups, best.cut.n_groups, best.cut.is_ahead, best.quant.us,
-		best.own.us, best.next.us, best.cached.us, best.near.us, is_ok ? "" : " WRONG");
+		best.cut.n_subgroups, best.cut.n_groups, best.cut.is_ahead, best.cut.n_hold,
+		best.quant.us, best.own.us, best.next.us, best.cached.us, best.near.us,
+		is_ok ? "" : " WRONG");
 	return is_ok;
 }
 
@@ -448,8 +508,13 @@ int main(int argc, char **argv)
 		/* A pool is for the pipelines of a model; these are more. */
 		op_pool_free(b.pool);
 		on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
-		for (size_t i = 0; i < (b.is_quick ? 1 : ARRAY_SIZE(matrices)); i++) {
-			init_subject(&b, dtypes[f], b.is_quick ? &small_matrix : &matrices[i], &s);
+		for (size_t i = 0;
+			i < (b.is_quick ? ARRAY_SIZE(small_matrices) : ARRAY_SIZE(matrices)); i++) {
+			const struct matrix *m = b.is_quick ? &small_matrices[i] : &matrices[i];
+			/* One of two bytes a number is more than there is room for. */
+			if (dtypes[f] == DTYPE_F16 && m->is_swiglu)
+				continue;
+			init_subject(&b, dtypes[f], m, &s);
 			for (uint32_t n = 1; n <= (b.is_quick ? 2 : MAX_COLUMNS); n *= 2)
 				is_ok &= run_case(&b, &s, n, lines[n_lines++], N_LINE);
 		}

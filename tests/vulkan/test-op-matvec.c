@@ -38,6 +38,14 @@ static void run_shape(struct op_arena *a, const struct matvec_shape *s, bool has
 		if (!s->has_norm)
 			assert_memory_equal(first, a->map + site.y, site.n_y_bytes);
 	}
+	/* Kept x is the same x. */
+	if (cut.n_hold > 0) {
+		cut.n_hold = 0;
+		cut.source = OP_MATVEC_STAGED;
+		matvec_site_poison(a, &site);
+		matvec_site_run(a, &site, &cut);
+		assert_memory_equal(first, a->map + site.y, site.n_y_bytes);
+	}
 	free(first);
 }
 
@@ -101,6 +109,56 @@ static void run_cut(struct op_arena *a, uint32_t dtype, uint32_t i)
 	}
 }
 
+/* x in registers: subgroups that walk over several tiles, of one unit a lane and more. */
+static void run_hold(struct op_arena *a, uint32_t dtype)
+{
+	static const struct op_matvec_shape held[] = {
+		{2, 1, 1, 2, 2, true, OP_MATVEC_STAGED, 2},
+		{1, 1, 1, 1, 3, false, OP_MATVEC_STAGED, 1},
+		{1, 1, 2, 1, 1, true, OP_MATVEC_STAGED, 2},
+	};
+
+	for (uint32_t i = 0; i < ARRAY_SIZE(held); i++) {
+		struct matvec_shape s = {.dtypes = {dtype, dtype, dtype},
+			.n_parts = 2,
+			.m = i == 1 ? 3 : 1,
+			.has_norm = i != 1,
+			.cut = held[i],
+			.finish = i == 0   ? OP_MATMUL_SWIGLU
+				  : i == 1 ? OP_MATMUL_ADD
+					   : OP_MATMUL_STORE};
+		if (!has_loose_subgroups(a))
+			s.cut.n_subgroups = 1;
+		s.k = 64 * op_pool_get_subgroup_size(a->pool) * held[i].n_hold;
+		s.n[0] = op_arena_random(a, 8, 18) * 2 + 1;
+		s.n[1] = i == 0 ? s.n[0] : op_arena_random(a, 1, 20);
+		run_shape(a, &s, false);
+	}
+}
+
+/* What cannot stay in registers is refused. */
+static void refuse_hold(struct op_arena *a, uint32_t dtype)
+{
+	uint32_t k = 64 * op_pool_get_subgroup_size(a->pool) * 2;
+	struct matvec_shape s = {
+		.dtypes = {dtype}, .n = {4}, .n_parts = 1, .k = k, .m = 1, .cut = {0}};
+	static const struct op_matvec_shape refused[] = {
+		{2, 1, 1, 1, 0, true, OP_MATVEC_STAGE, 1},
+		{2, 2, 1, 1, 0, true, OP_MATVEC_STAGE, 2},
+		{2, 1, 4, 1, 0, true, OP_MATVEC_STAGE, 2},
+		{2, 1, 1, 1, 0, true, OP_MATVEC_OWN, 2},
+	};
+	struct matvec_site site;
+	struct err e = ERR_NULL;
+
+	matvec_site_init(a, &s, &site);
+	struct vk_command *c = op_arena_begin(a);
+	for (uint32_t i = 0; i < ARRAY_SIZE(refused); i++)
+		assert_int_equal(
+			op_matvec_record_shape(a->pool, c, &site.p, &refused[i], &e), -EINVAL);
+	op_arena_run(a);
+}
+
 static void run_format(uint32_t dtype)
 {
 	struct op_arena a;
@@ -108,6 +166,10 @@ static void run_format(uint32_t dtype)
 	op_arena_init(&a, ARENA_BYTES, seed);
 	for (uint32_t i = 0; i < ARRAY_SIZE(cuts); i++)
 		run_cut(&a, dtype, i);
+	if (dtype != DTYPE_F16 && dtype != DTYPE_BF16) {
+		run_hold(&a, dtype);
+		refuse_hold(&a, dtype);
+	}
 	op_arena_fini(&a);
 }
 

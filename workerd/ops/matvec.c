@@ -119,6 +119,57 @@ static bool fits(const struct op_pool *pool, const struct op_matmul_params *p,
 	return true;
 }
 
+/* Of the parts from first on, n_parts of them. */
+static uint32_t count_tiles(const struct op_matmul_params *p, const struct op_matvec_shape *s,
+	uint32_t first, uint32_t n_parts)
+{
+	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
+	uint32_t n_out = is_swiglu ? s->n_rows / 2 : s->n_rows, n = 0;
+
+	for (uint32_t i = first; i < first + (is_swiglu ? 1 : n_parts); i++)
+		n += ((uint32_t)p->w[i].ne[1] + n_out - 1) / n_out;
+	return n;
+}
+
+/* Can x of that shape stay in registers? */
+static bool can_hold(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matvec_shape *s)
+{
+	uint64_t k = (uint64_t)OP_MATVEC_FORMAT_UNIT * op_pool_get_subgroup_size(pool) * s->n_hold;
+
+	return is_by_bytes(p) && k == p->w[0].ne[0] && s->n_hold <= OP_MATVEC_MAX_HOLD &&
+	       s->n_hold % s->n_unroll == 0 && s->n_columns == 1 && s->source != OP_MATVEC_OWN;
+}
+
+/*
+ * Where there are tiles for many rounds of all subgroups that a GPU runs at once, these keep x and
+ * take the tiles one after the other, 16 subgroups a core: a workgroup of as many makes a driver
+ * give each lane no more registers than that leaves it. With fewer tiles some subgroups would take
+ * one more than others, and that counts.
+ */
+static void choose_hold(
+	const struct op_pool *pool, const struct op_matmul_params *p, struct op_matvec_shape *s)
+{
+	enum { N_CORE_SUBGROUPS = 16, MIN_TILES = 6, MANY_TILES = 10, MAX_CHOSEN = 2 };
+	struct op_matvec_shape held = *s;
+	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
+	uint32_t n_streams = op_pool_get_info(pool)->n_cores * N_CORE_SUBGROUPS;
+	uint32_t n_tiles = count_tiles(p, s, 0, p->n_parts);
+
+	held.n_hold = (uint32_t)(p->w[0].ne[0] / OP_MATVEC_FORMAT_UNIT / n_lanes);
+	if (op_pool_is_software(pool) || p->next || n_streams == 0 || held.n_hold == 0 ||
+		held.n_hold > MAX_CHOSEN || !can_hold(pool, p, &held) ||
+		n_tiles < MIN_TILES * n_streams)
+		return;
+	held.n_subgroups = N_CORE_SUBGROUPS;
+	while (!fits(pool, p, &held) && held.n_subgroups > 1)
+		held.n_subgroups /= 2;
+	/* With very many tiles in several goes: who is done early takes more. */
+	n_streams *= n_tiles < 2 * MANY_TILES * n_streams ? 1 : n_tiles / (MANY_TILES * n_streams);
+	held.n_groups = n_streams / held.n_subgroups;
+	*s = held;
+}
+
 struct op_matvec_shape op_matvec_choose(
 	const struct op_pool *pool, const struct op_matmul_params *p)
 {
@@ -140,6 +191,7 @@ struct op_matvec_shape op_matvec_choose(
 	/* Wide subgroups, small workgroups and small shared memories. */
 	while (!fits(pool, p, &s) && s.n_subgroups > 1)
 		s.n_subgroups /= 2;
+	choose_hold(pool, p, &s);
 	return s;
 }
 
@@ -171,14 +223,12 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 	const struct weights_tensor *w = &p->w[first];
 	const struct op_matvec_format *f = op_matvec_format_find(w->dtype);
 	uint32_t k = (uint32_t)w->ne[0];
-	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
 	bool is_own = s->source == OP_MATVEC_OWN || !is_by_bytes(p);
-	uint32_t n_out = is_swiglu ? s->n_rows / 2 : s->n_rows;
-	uint32_t n_tiles = 0;
+	uint32_t n_tiles = count_tiles(p, s, first, n_parts);
 	struct op_pool_kernel kernel = {
 		.id = f->kernel,
 		.n_subgroups = s->n_subgroups,
-		.n_spec = ABI_MATVEC_SPEC_NEXT_NORM + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_MATVEC_SPEC_HOLD + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = is_own && p->want != 0,
 			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = is_by_bytes(p) ? f->order : 0,
@@ -192,7 +242,8 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 				k / f->n_unit % (s->n_unroll * op_pool_get_subgroup_size(pool)) ==
 				0,
 			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
-			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},
+			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain,
+			[ABI_MATVEC_SPEC_HOLD - ABI_SPEC_KERNEL] = s->n_hold},
 	};
 	struct abi_matvec push = {
 		.x = p->x,
@@ -213,8 +264,6 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 	for (uint32_t i = 0; i < n_parts; i++) {
 		push.w[i] = w[i].address;
 		push.n[i] = (uint32_t)w[i].ne[1];
-		if (!is_swiglu || i == 0)
-			n_tiles += (push.n[i] + n_out - 1) / n_out;
 	}
 	/* Subgroups take the tiles of a run one after the other. */
 	if (p->next)
@@ -230,7 +279,8 @@ int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
 {
 	uint32_t y_stride = get_width(p), y_at = 0;
 
-	if (!op_matvec_fits(pool, p) || (p->next && 32 % count_outputs(p, s) != 0))
+	if (!op_matvec_fits(pool, p) || (p->next && 32 % count_outputs(p, s) != 0) ||
+		(s->n_hold && !can_hold(pool, p, s)))
 		return err_set(ret_err, EINVAL, "matvec: what does not fit");
 	if (!fits(pool, p, s))
 		return err_set(ret_err, ENOTSUP,

@@ -18,7 +18,7 @@ struct op_matmul_params;
 struct op_pool;
 struct vk_command;
 
-enum { OP_MATVEC_MAX_COLUMNS = 8 };
+enum { OP_MATVEC_MAX_COLUMNS = 8, OP_MATVEC_MAX_HOLD = 4 };
 
 /* Who makes the bytes of x. */
 enum op_matvec_source {
@@ -36,6 +36,11 @@ struct op_matvec_shape {
 	uint32_t n_groups; /* at most so many workgroups, which loop; 0: as many as there is work */
 	bool is_ahead;     /* loads of the next round are under way before one is summed */
 	enum op_matvec_source source;
+	/*
+	 * x stays in registers: k / 64 / lanes of a subgroup, at most OP_MATVEC_MAX_HOLD and a
+	 * multiple of n_unroll; of one column, not OP_MATVEC_OWN. 0: it is read for each tile.
+	 */
+	uint32_t n_hold;
 };
 
 /* Of staging, for so many rows of k; k a multiple of 64. */
