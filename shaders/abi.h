@@ -87,10 +87,11 @@
 #define ABI_MATVEC_SPEC_WHOLE (ABI_SPEC_KERNEL + 9) /* 1: rows of W are whole rounds */
 /* 1 + ABI_QUANT_ORDER_*: y is staged too, for whoever multiplies it next; 0: not. */
 #define ABI_MATVEC_SPEC_NEXT (ABI_SPEC_KERNEL + 10)
-#define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
-							  */
+#define ABI_MATVEC_SPEC_NEXT_NORM                                       \
+	(ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
+				*/
 
-/* Units of a lane whose x stays in registers, which is all of k: k = 64 SUBGROUP HOLD; 0: it is read. */
+/* Units of a lane whose x stays in registers, k = 64 SUBGROUP HOLD; 0: x is read for each tile. */
 #define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)
 
 #define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */

@@ -56,9 +56,11 @@ uvec4 load_quad(int c, uint unit, int q, uint n_units)
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? 2 * (q % 2) + unit % 2 : q;
 
-	if (UNITS > 0)
-		return x_quads[c * N_X_QUADS + place * n_units + from];
-	return XQuads(x_rows[c]).at[place * n_units + from];
+	uvec4 v = UNITS > 0 ? x_quads[c * N_X_QUADS + place * n_units + from]
+			    : XQuads(x_rows[c]).at[place * n_units + from];
+	if (!IS_TURNED)
+		return v;
+	return unit / 4 % 2 != 0 ? v >> 16 | v.yzwx << 16 : v.yzwx;
 }
 
 /* The scale of those 32 numbers of x, and the sum of the codes: of the quad where it is spread. */

@@ -61,6 +61,17 @@
 #endif
 
 
+/*
+ * Blocks of Q6_K are an odd number of halves. Where x is used by several rows, its quads are turned
+ * by two bytes for lanes whose block begins within a word, or by four for those where it does not:
+ * then all words of W but one in four are used as they lie. Integer sums do not care.
+ */
+#if defined(DTYPE_Q6_K)
+const bool IS_TURNED = HOLD > 0 || ROWS > COLUMNS;
+#else
+const bool IS_TURNED = false;
+#endif
+
 /* Units of all lanes in one round. */
 const uint ROUND_UNITS = SUBGROUP * UNROLL;
 
@@ -241,23 +252,55 @@ vec2 take_scales(int r, int u, int q)
 
 #elif defined(DTYPE_Q6_K)
 
-/* Which 16 numbers of each 32: of half n of the block, those from 16 t on. */
+/* Word of its row at which the lane's block begins: an odd one in its middle. */
+uint block_word(int r, int u)
+{
+	return held_row(r) + 105 * (held_unit(u) / 4) / 2;
+}
+
+bool is_block_odd(int u)
+{
+	return held_unit(u) / 4 % 2 != 0;
+}
+
+/* Four words of the lane's block, from this one on. */
+uvec4 block_quad(int r, int u, uint word)
+{
+	uint i = block_word(r, u) + word;
+	uint a = w_held[i], b = w_held[i + 1], c = w_held[i + 2], d = w_held[i + 3];
+	uint e = w_held[i + 4];
+
+	if (IS_TURNED) {
+		uint of_a = is_block_odd(u) ? 0xffff0000 : 0xffffffff;
+		return uvec4(b, c, d, (a & of_a) | (e & ~of_a));
+	}
+	return is_block_odd(u) ? uvec4(a >> 16 | b << 16, b >> 16 | c << 16, c >> 16 | d << 16,
+					 d >> 16 | e << 16)
+			       : uvec4(a, b, c, d);
+}
+
+/*
+ * Which 16 numbers of each 32: of half n of the block, those from 16 t on. What is read here for
+ * one q and for another is the same expression, which a compiler computes once.
+ */
 uvec4 take_quad(int r, int u, int q)
 {
 	uint unit = held_unit(u), n = unit / 2 % 2, t = unit % 2;
-	uint at = 105 * (unit / 4);
-	uvec4 low = held_words(r, at + 32 * n + 8 * t + 16 * (q % 2)) >> 4 * (q / 2) & 0x0f0f0f0f;
-	uvec4 high = held_words(r, at + 64 + 16 * n + 8 * t) >> 2 * q & 0x03030303;
+	uvec4 low = block_quad(r, u, 16 * n + 4 * t + 8 * (q % 2)) >> (q < 2 ? 0 : 4);
+	uvec4 high = block_quad(r, u, 32 + 8 * n + 4 * t);
 
-	return low | high << 4;
+	high = q < 2 ? high << 4 - 2 * q : high >> 2 * q - 4;
+	return (low & 0x0f0f0f0f) | (high & 0x30303030);
 }
 
 vec2 take_scales(int r, int u, int q)
 {
 	uint unit = held_unit(u), n = unit / 2 % 2, t = unit % 2;
-	uint at = 105 * (unit / 4);
-	int s = bitfieldExtract(int(held_half(r, at + 96 + 4 * n + q)), int(8 * t), 8);
-	float d = half_low(held_half(r, at + 104)) * float(s);
+	uint i = block_word(r, u) + 48 + 2 * n + q / 2;
+	uint a = w_held[i], b = w_held[i + 1], d_word = w_held[block_word(r, u) + 52];
+	uint four = (is_block_odd(u) ? a >> 16 | b << 16 : a) >> 8 * t;
+	float d = half_low(is_block_odd(u) ? d_word >> 16 : d_word);
+	d *= float(bitfieldExtract(int(four), 16 * (q % 2), 8));
 
 	return vec2(d, 32.0 * d);
 }

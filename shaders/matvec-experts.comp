@@ -29,11 +29,10 @@ layout(push_constant, std430) uniform Push
 	abi_matvec_experts push;
 };
 
-#include "matvec-dtype.glsl"
-
 const uint UNITS = 0;
 const int HOLD = 0;
 
+#include "matvec-dtype.glsl"
 #include "matvec-dot.glsl"
 #include "route.glsl"
 
