@@ -87,9 +87,8 @@
 #define ABI_MATVEC_SPEC_WHOLE (ABI_SPEC_KERNEL + 9) /* 1: rows of W are whole rounds */
 /* 1 + ABI_QUANT_ORDER_*: y is staged too, for whoever multiplies it next; 0: not. */
 #define ABI_MATVEC_SPEC_NEXT (ABI_SPEC_KERNEL + 10)
-#define ABI_MATVEC_SPEC_NEXT_NORM                                       \
-	(ABI_SPEC_KERNEL + 11) /* 1: y gain, and the squares are summed \
-				*/
+/* 1: y gain, and the squares are summed */
+#define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11)
 
 /* Units of a lane whose x stays in registers, k = 64 SUBGROUP HOLD; 0: x is read for each tile. */
 #define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)

@@ -120,13 +120,14 @@ vec2 take_scales(int r, int u, int q)
 	uvec4 header = w_held[r][3 * u];
 	vec2 d = unpackHalf2x16(header.x);
 	uint unit = u * SUBGROUP + lane(); /* rounds are whole blocks */
-	uint shift = 8 * (2 * (unit & 1) + q / 2);
+	uint shift = 16 * (unit & 1);
 	uint low = header.y >> shift, high = header.z >> shift, top = header.w >> shift;
 	bool is_low = (unit & 2) == 0;
-	uint scale = is_low ? low & 63 : (top & 15) | (low >> 2 & 48);
-	uint minimum = is_low ? high & 63 : (top >> 4 & 15) | (high >> 2 & 48);
+	/* Both halves' side by side. */
+	uint scales = is_low ? low & 0x3f3f : (top & 0x0f0f) | (low >> 2 & 0x3030);
+	uint minima = is_low ? high & 0x3f3f : (top >> 4 & 0x0f0f) | (high >> 2 & 0x3030);
 
-	return d * vec2(scale, minimum);
+	return d * vec2(scales >> 8 * (q / 2) & 255, minima >> 8 * (q / 2) & 255);
 }
 
 #else
