@@ -19,6 +19,7 @@
 #include "matvec-tile.glsl"
 
 const int HOLD = 0;
+const bool NEEDS_M = true;
 
 #include "matvec.glsl"
 
@@ -42,7 +43,7 @@ void find_columns(uint i0, uint m)
 	}
 }
 
-void hold_columns(uint i0)
+void find_column(uint i0)
 {
 }
 

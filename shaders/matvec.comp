@@ -14,7 +14,7 @@
  * behind the other in a row of y; SWIGLU has two parts of the same n and one output of that width.
  * Grid: x: at most ceil(tiles / subgroups of a workgroup), of fewer each takes several; tiles = sum
  * over p of ceil(n[p] / ROWS), with SWIGLU ceil(n[0] / (ROWS / 2)); y: ceil(m / COLUMNS).
- * Bindings: none; addresses in struct abi_matvec. Rows beyond *m are not computed.
+ * Bindings: none; addresses in struct abi_matvec. Rows beyond *m are not stored.
  *
  * A subgroup computes ROWS rows of W times COLUMNS rows of x, both powers of two; each word of W is
  * read once. Its lanes share k: lane l takes units l, l + SUBGROUP, ... one after the other, whatever
@@ -29,6 +29,8 @@
 
 layout(constant_id = ABI_MATVEC_SPEC_UNITS) const uint UNITS = 0;
 layout(constant_id = ABI_MATVEC_SPEC_HOLD) const int HOLD = 0;
+/* One row of what is staged is taken before it is known whether it counts: m is only for the store. */
+const bool NEEDS_M = UNITS > 0 || COLUMNS > 1;
 
 #include "matvec.glsl"
 #include "matvec-dtype.glsl"
@@ -99,8 +101,7 @@ void find_columns(uint i0, uint m)
 		find_rows(i0, m);
 }
 
-/* All of x that there is, and the norm's factor: loads that wait for nothing. */
-void hold_columns(uint i0)
+void find_column(uint i0)
 {
 	find_row(0, address_at(push.staging, i0, ABI_QUANT_ROW_BYTES(push.k)));
 	keep_x();

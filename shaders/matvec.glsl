@@ -20,7 +20,7 @@ struct tile {
 
 /* The kernel's: x of the workgroup's columns, then rounds of k. */
 void find_columns(uint i0, uint m);
-void hold_columns(uint i0); /* instead, with HOLD; of rows that may be behind the last */
+void find_column(uint i0); /* instead, where not NEEDS_M: of a row that may be behind the last */
 void begin_tile();
 void fetch_round(uint round); /* starts the loads of w_rows */
 void hold_round();            /* what was loaded is what is summed now */
@@ -133,13 +133,15 @@ void compute_tiles(uint n_rounds)
 		start_tile(t);
 		fetch_round(0);
 	}
-	if (HOLD > 0)
-		hold_columns(i0);
+	if (!NEEDS_M)
+		find_column(i0);
+	/* Which may lie in the host's memory: far. */
 	uint m = Words(push.m).at[0];
-	if (i0 >= m)
-		return;
-	if (HOLD == 0)
+	if (NEEDS_M) {
+		if (i0 >= m)
+			return;
 		find_columns(i0, m);
+	}
 	for (uint i = 0; has_tile; i++) {
 		has_next = find_tile(tile_number(i + 1), next_tile);
 		clear_sums();
