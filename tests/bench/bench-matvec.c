@@ -5,6 +5,7 @@
  * has them. Copies of the matrix are read in turn, more than a GPU's cache holds. Each result is
  * checked. A line a measurement, then the best of each case:
  *
+ *	default what a plan would take, of bytes that lie in staging (not in the table)
  *	best    the kernel alone, of bytes that lie in staging
  *	+quant  with the dispatch that makes those bytes before each
  *	own     the fastest of those that make them themselves
@@ -304,16 +305,13 @@ struct setting {
 	bool has_next;
 };
 
-/* False where the device has too little shared memory for it. */
-static bool record(struct bench *b, const struct subject *s, const struct setting *set,
-	const struct op_matvec_shape *cut)
+static void get_params(struct bench *b, const struct subject *s, const struct setting *set,
+	struct op_matmul_params *ret)
 {
-	uint64_t scratch = vk_memory_get_address(b->scratch),
-		 n_y = 4ull * get_width(s->m) * set->n_columns;
-	struct err e = ERR_NULL;
-	bool is_swiglu = s->m->is_swiglu;
-	struct op_matmul_params p = {.n_parts = is_swiglu ? 2 : 1,
-		.finish = is_swiglu ? OP_MATMUL_SWIGLU : OP_MATMUL_STORE,
+	uint64_t scratch = vk_memory_get_address(b->scratch);
+
+	*ret = (struct op_matmul_params){.n_parts = s->m->is_swiglu ? 2 : 1,
+		.finish = s->m->is_swiglu ? OP_MATMUL_SWIGLU : OP_MATMUL_STORE,
 		.x = scratch + X_AT,
 		.y = scratch + Y_AT,
 		.gain = scratch + GAIN_AT,
@@ -323,8 +321,32 @@ static bool record(struct bench *b, const struct subject *s, const struct settin
 		.next = set->has_next ? scratch + NEXT_AT : 0,
 		.next_gain = set->has_next ? scratch + GAIN_AT : 0,
 		.n_rows = set->n_columns};
+}
+
+/* Of this copy. */
+static void get_matrices(
+	struct bench *b, const struct subject *s, uint32_t copy, struct op_matmul_params *p)
+{
+	for (uint32_t i = 0; i < p->n_parts; i++)
+		p->w[i] = (struct weights_tensor){.address = vk_memory_get_address(b->weights) +
+							     copy * s->n_bytes +
+							     i * (s->n_bytes / p->n_parts),
+			.dtype = s->dtype,
+			.layout = MANIFEST_LAYOUT_RAW,
+			.ne = {s->m->k, get_width(s->m), 1, 1},
+			.n_bytes = s->n_bytes / p->n_parts};
+}
+
+/* False where the device has too little shared memory for it. */
+static bool record(struct bench *b, const struct subject *s, const struct setting *set,
+	const struct op_matvec_shape *cut)
+{
+	uint64_t n_y = 4ull * get_width(s->m) * set->n_columns;
+	struct op_matmul_params p;
+	struct err e = ERR_NULL;
 	struct op_matvec_shape first = *cut;
 
+	get_params(b, s, set, &p);
 	memcpy(b->map + IO_M_AT, &set->n_columns, 4);
 	memcpy(b->map + M_AT, &set->n_columns, 4);
 	memset(b->map + IO_Y_AT, 0xff, n_y);
@@ -335,14 +357,7 @@ static bool record(struct bench *b, const struct subject *s, const struct settin
 	if (first.source == OP_MATVEC_STAGED)
 		first.source = OP_MATVEC_STAGE;
 	for (uint32_t i = 0; i <= N_DISPATCHES; i++) {
-		p.w[0] = (struct weights_tensor){.address = vk_memory_get_address(b->weights) +
-							    i % set->n_copies * s->n_bytes,
-			.dtype = s->dtype,
-			.layout = MANIFEST_LAYOUT_RAW,
-			.ne = {s->m->k, get_width(s->m), 1, 1},
-			.n_bytes = s->n_bytes / p.n_parts};
-		p.w[1] = p.w[0];
-		p.w[1].address += p.w[0].n_bytes;
+		get_matrices(b, s, i % set->n_copies, &p);
 		int r = op_matvec_record_shape(b->pool, b->command, &p, i == 0 ? &first : cut, &e);
 		if (r == -ENOTSUP)
 			return false;
@@ -443,6 +458,19 @@ static bool run_variant(struct bench *b, const struct subject *s, const struct v
 	return print_result(s, set, &cut, is_own ? "own" : v->has_next ? "next" : "staged", &r);
 }
 
+/* What a plan would take. */
+static bool run_default(struct bench *b, const struct subject *s, const struct setting *set)
+{
+	struct op_matmul_params p;
+	struct result r;
+
+	get_params(b, s, set, &p);
+	get_matrices(b, s, 0, &p);
+	p.is_staged = true;
+	struct op_matvec_shape cut = op_matvec_choose(b->pool, &p);
+	return !measure(b, s, set, &cut, &r) || print_result(s, set, &cut, "default", &r);
+}
+
 /* All ways of one case; the best, as a line of the last table. False: something was wrong. */
 static bool run_case(
 	struct bench *b, const struct subject *s, uint32_t n_columns, char *ret_line, size_t n_line)
@@ -453,6 +481,7 @@ static bool run_case(
 	struct best best = {.kernel.us = INFINITY, .own.us = INFINITY, .next.us = INFINITY};
 	bool is_ok = true;
 
+	is_ok &= run_default(b, s, &set);
 	for (size_t i = 0; i < n; i++)
 		is_ok &= run_variant(b, s, &list[i], &set, &best);
 	struct op_matvec_shape cut = best.cut;

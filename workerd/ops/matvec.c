@@ -184,7 +184,7 @@ struct op_matvec_shape op_matvec_choose(
 		s.n_columns *= 2;
 	/* A run of 32 outputs is a workgroup's: as many subgroups as that allows. */
 	if (p->next && !op_pool_is_software(pool)) {
-		bool is_narrow = s.n_columns <= 2 && p->finish != OP_MATMUL_SWIGLU;
+		bool is_narrow = s.n_columns == 1 && p->finish != OP_MATMUL_SWIGLU;
 		s.n_rows = is_narrow ? 1 : 2;
 		s.n_subgroups = is_narrow ? 32 : 16;
 	}
