@@ -534,15 +534,15 @@ int main(int argc, char **argv)
 	for (size_t f = 0; f < ARRAY_SIZE(dtypes); f++) {
 		if (!is_wanted(dtype_find(dtypes[f])->name, argc, argv))
 			continue;
-		/* A pool is for the pipelines of a model; these are more. */
-		op_pool_free(b.pool);
-		on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
 		for (size_t i = 0;
 			i < (b.is_quick ? ARRAY_SIZE(small_matrices) : ARRAY_SIZE(matrices)); i++) {
 			const struct matrix *m = b.is_quick ? &small_matrices[i] : &matrices[i];
 			/* One of two bytes a number is more than there is room for. */
 			if (dtypes[f] == DTYPE_F16 && m->is_swiglu)
 				continue;
+			/* A pool is for the pipelines of a model; these are more. */
+			op_pool_free(b.pool);
+			on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
 			init_subject(&b, dtypes[f], m, &s);
 			for (uint32_t n = 1; n <= (b.is_quick ? 2 : MAX_COLUMNS); n *= 2)
 				is_ok &= run_case(&b, &s, n, lines[n_lines++], N_LINE);
