@@ -5,10 +5,11 @@
  * same run; the best of each shape come last. A first line gives the ceiling: the same matrices out
  * of registers.
  *
- *	bench-matrix [SECONDS]
+ *	bench-matrix [SECONDS [--default]]
  *
- * SECONDS: after so many no further variant is begun; default 36. What matters most comes first.
- * Times are of the whole op: x to f16, the product, sums of runs of k.
+ * --default: only what a plan takes, for every format. SECONDS: after so many no further variant is
+ *begun; default 36. What matters most comes first. Times are of the whole op: x to f16, the
+ *product, sums of runs of k.
  */
 #include <math.h>
 #include <time.h>
@@ -503,6 +504,23 @@ static void run_gpu(struct bench *b)
 				best[f], n_best[f] < N_FEW ? n_best[f] : N_FEW, 0, NULL);
 }
 
+/* What a plan takes, for every format. */
+static void run_default(struct bench *b)
+{
+	static const uint32_t formats[] = {DTYPE_F16, DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_K,
+		DTYPE_Q6_K, DTYPE_Q4_0, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
+	static const uint32_t ms[] = {64, 128, 256, 512};
+	const struct op_matrix_tile *tile = large_tiles;
+
+	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
+		(void)run_tiles(
+			b, formats[f], &(struct shape){14336, 4096, 512, false}, tile, 1, 0, NULL);
+	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
+		for (uint32_t i = 0; i < ARRAY_SIZE(ms); i++)
+			(void)run_tiles(b, formats[f], &(struct shape){17408, 5120, ms[i], false},
+				ms[i] < 128 ? small_tiles : tile, 1, 0, NULL);
+}
+
 static void run_software(struct bench *b)
 {
 	static const uint32_t formats[] = {DTYPE_F16, DTYPE_Q8_0, DTYPE_Q4_K};
@@ -535,6 +553,8 @@ int main(int argc, char **argv)
 	scale_streams(&b, large_tiles, ARRAY_SIZE(large_tiles));
 	if (is_software(&b))
 		run_software(&b);
+	else if (argc > 2 && !strcmp(argv[2], "--default"))
+		run_default(&b);
 	else
 		run_gpu(&b);
 	/* Whoever else used the device shows in a second, lower ceiling. */

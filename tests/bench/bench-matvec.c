@@ -13,7 +13,7 @@
  *	cached  the best again, on one copy
  *	m near  the best again, the number of rows in device memory instead of io memory
  *
- *	bench-matvec [--quick] [FORMAT]...       WEIGHTD_TEST_DEVICE as for the tests
+ *	bench-matvec [--quick] [--default] [FORMAT]...       WEIGHTD_TEST_DEVICE as for the tests
  *
  * Rows of x are normalised, as most of a layer's are. --quick: a small matrix and few cuts, the
  * default on a software driver.
@@ -110,6 +110,7 @@ struct bench {
 	struct vk_device *d;
 	struct op_pool *pool;
 	bool is_quick;
+	bool is_default; /* nothing else */
 	struct vk_memory *weights, *scratch, *io;
 	uint8_t *map; /* of io */
 	struct vk_command *command;
@@ -482,6 +483,9 @@ static bool run_case(
 	bool is_ok = true;
 
 	is_ok &= run_default(b, s, &set);
+	ret_line[0] = '\0';
+	if (b->is_default)
+		return is_ok;
 	for (size_t i = 0; i < n; i++)
 		is_ok &= run_variant(b, s, &list[i], &set, &best);
 	struct op_matvec_shape cut = best.cut;
@@ -527,8 +531,10 @@ int main(int argc, char **argv)
 	struct err e = ERR_NULL;
 	bool is_ok = true;
 
-	for (int i = 1; i < argc; i++)
+	for (int i = 1; i < argc; i++) {
 		b.is_quick |= !strcmp(argv[i], "--quick");
+		b.is_default |= !strcmp(argv[i], "--default");
+	}
 	on_device_warm_up();
 	init(&b);
 	for (size_t f = 0; f < ARRAY_SIZE(dtypes); f++) {
