@@ -11,6 +11,8 @@
 #include "matrix-spec.glsl"
 #include "matrix-share.glsl"
 
+const uint N_LOADS = 8; /* in flight: few rows have many parts, and memory is far away */
+
 /* Column c of row i of tile `number`, in the order of the tile's rows of W. */
 float sum_parts(uint number, uint i, uint c)
 {
@@ -18,10 +20,17 @@ float sum_parts(uint number, uint i, uint c)
 	uint end = (first + n_steps - 1) / n_run;
 	float sum = 0.0;
 
-	for (uint s = first / n_run; s <= end; s++) {
-		uint which = s * n_run >= first ? 0 : 1;
-		precise float next = sum + Floats(partial_at(s, which)).at[i * BN + c];
-		sum = next;
+	for (uint s = first / n_run; s <= end; s += N_LOADS) {
+		float v[N_LOADS];
+		[[unroll]] for (uint l = 0; l < N_LOADS; l++) {
+			uint from = min(s + l, end);
+			uint which = from * n_run >= first ? 0 : 1;
+			v[l] = Floats(partial_at(from, which)).at[i * BN + c];
+		}
+		[[unroll]] for (uint l = 0; l < N_LOADS; l++) {
+			precise float next = s + l <= end ? sum + v[l] : sum;
+			sum = next;
+		}
 	}
 	return sum;
 }
