@@ -6,7 +6,8 @@
  * Small files that save the next start some time: $WEIGHTD_CACHE, else $XDG_CACHE_HOME/weightd,
  * else
  * ~/.cache/weightd. The directory must be this uid's, mode 0700 and no link, else it is not used:
- * what another uid wrote there would be code for our GPU or a lie about it. Inside vk/ only.
+ * what another uid wrote there would be code for our GPU or a lie about it. Inside vk/,
+ * and for workerd/tuning-file.h.
  */
 #include <limits.h>
 #include <stddef.h>

@@ -100,22 +100,49 @@ static bool is_read_by(const struct recorder *r, uint32_t value, uint32_t i)
 	return v->first_op == i - 1 && v->last_op == i;
 }
 
-static int record_matmul(struct recorder *r, uint32_t i)
+/* Lets op i, which is p, stage for the matmul behind it: then that is ret_next. */
+static bool chain_matmul(const struct recorder *r, uint32_t i, struct op_matmul_params *p,
+	struct op_matmul_params *ret_next)
 {
 	const struct graph_op *op = &r->g->ops[i];
-	struct op_matmul_params params = r->matmul;
+
+	if (op->is_head || !is_next(r, i + 1, GRAPH_MATMUL) ||
+		r->g->ops[i + 1].matmul.x != op->matmul.y)
+		return false;
+	get_matmul(r, i + 1, ret_next);
+	if (!op_matvec_wants_chain(r->pool, p) || !op_matvec_chain(r->pool, p, ret_next))
+		return false;
+	if (is_read_by(r, op->matmul.y, i + 1))
+		p->y = 0;
+	return true;
+}
+
+void record_get_matmul(const struct graph *g, const struct record_addresses *a,
+	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret)
+{
+	const struct recorder r = {
+		.g = g, .a = a, .pool = (struct op_pool *)pool, .n_rows = n_rows, .end = g->n_ops};
+	struct op_matmul_params other;
+	bool is_staged = false;
+
+	if (i > 0 && g->ops[i - 1].kind == GRAPH_MATMUL) {
+		get_matmul(&r, i - 1, &other);
+		is_staged = chain_matmul(&r, i - 1, &other, ret);
+	}
+	if (!is_staged)
+		get_matmul(&r, i, ret);
+	(void)chain_matmul(&r, i, ret, &other);
+}
+
+static int record_matmul(struct recorder *r, uint32_t i)
+{
+	struct op_matmul_params params = r->matmul, next;
 
 	if (r->matmul_op != i)
 		get_matmul(r, i, &params);
-	if (!op->is_head && is_next(r, i + 1, GRAPH_MATMUL) &&
-		r->g->ops[i + 1].matmul.x == op->matmul.y) {
-		get_matmul(r, i + 1, &r->matmul);
-		if (op_matvec_wants_chain(r->pool, &params) &&
-			op_matvec_chain(r->pool, &params, &r->matmul)) {
-			r->matmul_op = i + 1;
-			if (is_read_by(r, op->matmul.y, i + 1))
-				params.y = 0;
-		}
+	if (chain_matmul(r, i, &params, &next)) {
+		r->matmul = next;
+		r->matmul_op = i + 1;
 	}
 	return op_matmul_record(r->pool, r->c, &params, r->err);
 }

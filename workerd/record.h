@@ -13,6 +13,7 @@
 struct err;
 struct graph;
 struct op_cache_layer;
+struct op_matmul_params;
 struct op_pool;
 struct vk_command;
 
@@ -47,6 +48,13 @@ struct record_range {
 	bool is_head;
 	uint32_t *ret_op; /* the op that is being recorded, for who watches the pool; NULL */
 };
+
+/*
+ * What op i, a matmul, is for up to n_rows rows, with what it and the matmul before it or behind it
+ * do for each other: for who records it alone. (That experts may stage its x is not looked at.)
+ */
+void record_get_matmul(const struct graph *g, const struct record_addresses *a,
+	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret);
 
 /*
  * Begins c, records the range's ops for up to n_rows rows with the barriers between them, and ends

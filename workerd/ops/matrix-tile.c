@@ -66,9 +66,10 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 	const struct vk_device_info *info = op_pool_get_info(pool);
 	const struct vk_device_matrix *matrix = find_matrix(info, t);
 
-	if (!matrix || !t->sn || !t->sm || !t->bk || t->bn % t->sn || t->bm % t->sm ||
-		t->sn % matrix->n || t->sm % matrix->m || t->bk % matrix->k || t->bk % 32 ||
-		t->sn % 8 || t->bm % 8 || t->n_buffers < 1 || t->n_buffers > 2 || k % t->bk)
+	if (!matrix || !t->sn || !t->sm || !t->bk || !t->bn || !t->bm || t->bn % t->sn ||
+		t->bm % t->sm || t->sn % matrix->n || t->sm % matrix->m || t->bk % matrix->k ||
+		t->bk % 32 || t->sn % 8 || t->bm % 8 || t->n_buffers < 1 || t->n_buffers > 2 ||
+		k % t->bk)
 		return false;
 	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
 	/* The two uses of the shared memory of shaders/matrix.glsl. */

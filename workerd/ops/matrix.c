@@ -10,6 +10,7 @@
 #include "workerd/ops/matrix-tile.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/stage.h"
+#include "workerd/tuning.h"
 
 enum {
 	PART_ALIGN = 256,   /* bytes; where things begin in staging behind x */
@@ -54,25 +55,52 @@ static const struct {
 static const struct op_matrix_tile narrow_tile = {
 	.bn = 32, .bm = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1};
 
-static struct op_matrix_tile choose_tile(const struct op_pool *pool, uint32_t n_rows, uint64_t k)
+/* Of x alone. */
+static uint64_t staged_bytes(uint32_t n_rows, uint64_t k)
 {
+	return 2 * n_rows * k;
+}
+
+/* The most groups of a dispatch for n rows of W. */
+static uint64_t count_groups(const struct op_matrix_tile *t, uint64_t n, uint32_t n_rows)
+{
+	return (n / (t->bn / 2) + ABI_MATMUL_MAX_PARTS) * ((n_rows + t->bm - 1) / t->bm);
+}
+
+/* Does the device have it, staging room for it, and a grid the groups of n rows of W? */
+static bool fits_tile(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matrix_tile *t)
+{
+	uint64_t k = p->w[0].ne[0], n = 0;
+	struct op_pool_kernel kernel;
+
+	if (!op_matrix_tile_bind(pool, t, k, &kernel))
+		return false;
+	for (uint32_t i = 0; i < p->n_parts; i++)
+		n += p->w[i].ne[1];
+	if (count_groups(t, n, p->n_rows) >= MAX_GRID / 2)
+		return false;
+	return !t->is_direct ||
+	       staged_bytes((p->n_rows + t->bm - 1) / t->bm * t->bm, k) <= p->n_staging_bytes;
+}
+
+struct op_matrix_tile op_matrix_choose(const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	const struct tuning_choice *tuned = tuning_find(op_pool_get_tuning(pool), p, TUNING_MATRIX);
+	uint64_t k = p->w[0].ne[0];
 	struct op_matrix_tile tile = narrow_tile;
 	uint32_t i = 0;
 
+	if (tuned && fits_tile(pool, p, &tuned->tile))
+		return tuned->tile;
 	if (op_pool_get_subgroup_size(pool) >= 32) {
-		while (n_rows > tiles[i].n_rows)
+		while (p->n_rows > tiles[i].n_rows)
 			i++;
 		tile = tiles[i].tile;
 	}
 	if (k % tile.bk)
 		tile.bk = 32;
 	return tile;
-}
-
-/* Of x alone. */
-static uint64_t staged_bytes(uint32_t n_rows, uint64_t k)
-{
-	return 2 * n_rows * k;
 }
 
 static uint64_t round_up(uint64_t v)
@@ -98,12 +126,6 @@ static uint32_t choose_streams(
 	return n;
 }
 
-/* The most groups of a dispatch for n rows of W. */
-static uint64_t count_groups(const struct op_matrix_tile *t, uint64_t n, uint32_t n_rows)
-{
-	return (n / (t->bn / 2) + ABI_MATMUL_MAX_PARTS) * ((n_rows + t->bm - 1) / t->bm);
-}
-
 bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p)
 {
 	uint64_t k = p->w[0].ne[0], n = 0;
@@ -121,12 +143,11 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 			return false;
 		n += p->w[i].ne[1];
 	}
-	struct op_matrix_tile tile = choose_tile(pool, p->n_rows, k);
+	struct op_matrix_tile tile = op_matrix_choose(pool, p);
 	uint64_t n_staged = staged_bytes(p->n_rows, k);
 	/* Quads of x and bytes of a row of y are counted in 32 bits. */
 	return n_staged <= p->n_staging_bytes && n_staged / 16 < UINT32_MAX &&
-	       n < UINT32_MAX / sizeof(float) && count_groups(&tile, n, p->n_rows) < MAX_GRID / 2 &&
-	       op_matrix_tile_bind(pool, &tile, k, &kernel);
+	       n < UINT32_MAX / sizeof(float) && fits_tile(pool, p, &tile);
 }
 
 /* Finishes what was shared. */
@@ -297,9 +318,8 @@ int op_matrix_record_tile(struct op_pool *pool, struct vk_command *c,
 
 	if (!op_matrix_fits(pool, p) || !op_matrix_tile_bind(pool, tile, s.k, &s.kernel))
 		return err_set(ret_err, ENOTSUP, "matrix: a shape or tile without kernel");
-	if (tile->is_direct && staged_bytes((p->n_rows + tile->bm - 1) / tile->bm * tile->bm, s.k) >
-				       p->n_staging_bytes)
-		return err_set(ret_err, ENOTSUP, "matrix: no room for whole tiles of x");
+	if (!fits_tile(pool, p, tile))
+		return err_set(ret_err, ENOTSUP, "matrix: no room for whole tiles of x, or groups");
 	for (uint32_t i = 0; i < p->n_parts; i++)
 		s.width += (uint32_t)p->w[i].ne[1];
 	if (p->finish == OP_MATMUL_SWIGLU)
@@ -313,7 +333,7 @@ int op_matrix_record_tile(struct op_pool *pool, struct vk_command *c,
 int op_matrix_record(struct op_pool *pool, struct vk_command *c, const struct op_matmul_params *p,
 	struct err *ret_err)
 {
-	struct op_matrix_tile tile = choose_tile(pool, p->n_rows, p->w[0].ne[0]);
+	struct op_matrix_tile tile = op_matrix_choose(pool, p);
 
 	return op_matrix_record_tile(pool, c, p, &tile, ret_err);
 }

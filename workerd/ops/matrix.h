@@ -13,10 +13,10 @@
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/ops/matrix-tile.h"
 
 struct err;
 struct op_matmul_params;
-struct op_matrix_tile;
 struct op_pool;
 struct vk_command;
 
@@ -39,6 +39,10 @@ enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 128 * 128 * 4 };
  */
 int must_check op_matrix_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_matmul_params *p, struct err *ret_err);
+
+/* What op_matrix_record would choose. */
+struct op_matrix_tile op_matrix_choose(
+	const struct op_pool *pool, const struct op_matmul_params *p);
 
 /* The same with this tile, for measuring. -ENOTSUP where the device or the shape does not allow it.
  */

@@ -11,6 +11,7 @@
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matvec-format.h"
 #include "workerd/ops/pool.h"
+#include "workerd/tuning.h"
 
 uint64_t op_matvec_staging_bytes(uint64_t k, uint32_t n_rows)
 {
@@ -141,6 +142,17 @@ static bool can_hold(const struct op_pool *pool, const struct op_matmul_params *
 	       s->n_hold % s->n_unroll == 0 && s->n_columns == 1 && s->source != OP_MATVEC_OWN;
 }
 
+/* Does the shape go with this op and this device? */
+static bool fits_shape(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matvec_shape *s)
+{
+	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
+
+	return !(is_swiglu && s->n_rows < 2) && (s->source == OP_MATVEC_STAGED) == p->is_staged &&
+	       !(p->next && 32 % count_outputs(p, s) != 0) &&
+	       !(s->n_hold && !can_hold(pool, p, s)) && fits(pool, p, s);
+}
+
 /*
  * Where there are tiles for many rounds of all subgroups that a GPU runs at once, these keep x and
  * take the tiles one after the other, 16 subgroups a core: a workgroup of as many makes a driver
@@ -173,6 +185,7 @@ static void choose_hold(
 struct op_matvec_shape op_matvec_choose(
 	const struct op_pool *pool, const struct op_matmul_params *p)
 {
+	const struct tuning_choice *tuned = tuning_find(op_pool_get_tuning(pool), p, TUNING_MATVEC);
 	struct op_matvec_shape s = {.n_rows = 2,
 		.n_columns = 1,
 		.n_unroll = 1,
@@ -180,6 +193,8 @@ struct op_matvec_shape op_matvec_choose(
 		.is_ahead = !op_pool_is_software(pool),
 		.source = p->is_staged ? OP_MATVEC_STAGED : OP_MATVEC_STAGE};
 
+	if (tuned && fits_shape(pool, p, &tuned->shape))
+		return tuned->shape;
 	while (s.n_columns < p->n_rows)
 		s.n_columns *= 2;
 	/* A run of 32 outputs is a workgroup's: as many subgroups as that allows. */

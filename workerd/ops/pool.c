@@ -11,8 +11,11 @@
 #include "vk/device.h"
 #include "vk/pipeline.h"
 
-/* All specializations of all kernels that one model asks for are some dozens. */
-enum { OP_POOL_MAX_PIPELINES = 256 };
+/*
+ * All specializations of all kernels that one model asks for are some dozens, and those of tuned
+ * products one for each of them and number of rows.
+ */
+enum { OP_POOL_MAX_PIPELINES = 1024 };
 
 struct op_pool_entry {
 	struct op_pool_kernel kernel;
@@ -24,6 +27,7 @@ struct op_pool {
 	const struct vk_device_info *info;
 	op_pool_watch_fn watch;
 	void *watch_userdata;
+	const struct tuning *tuning;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
 };
@@ -75,6 +79,16 @@ void op_pool_set_watch(struct op_pool *pool, op_pool_watch_fn fn, void *userdata
 {
 	pool->watch = fn;
 	pool->watch_userdata = userdata;
+}
+
+void op_pool_set_tuning(struct op_pool *pool, const struct tuning *tuning)
+{
+	pool->tuning = tuning;
+}
+
+const struct tuning *op_pool_get_tuning(const struct op_pool *pool)
+{
+	return pool->tuning;
 }
 
 bool op_pool_is_software(const struct op_pool *pool)

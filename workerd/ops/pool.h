@@ -14,6 +14,7 @@
 
 struct err;
 struct op_pool;
+struct tuning;
 struct vk_command;
 struct vk_device;
 struct vk_device_info;
@@ -40,6 +41,10 @@ uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
 
 /* What a workgroup may have of shared memory. */
 uint32_t op_pool_get_shared_bytes(const struct op_pool *pool);
+
+/* What ops of products choose by before their own rules; borrowed. NULL: nothing, as at first. */
+void op_pool_set_tuning(struct op_pool *pool, const struct tuning *tuning);
+const struct tuning *op_pool_get_tuning(const struct op_pool *pool);
 
 /* A software driver: loads are dear, registers are memory, subgroups are narrow. */
 bool op_pool_is_software(const struct op_pool *pool);
