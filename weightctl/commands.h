@@ -33,5 +33,6 @@ int must_check verify_run(const struct options *o, struct err *ret_err);
 int must_check prefix_run(const struct options *o, struct err *ret_err);
 int must_check bench_run(const struct options *o, struct err *ret_err);
 int must_check bench_memory_run(const struct options *o, struct err *ret_err);
+int must_check tune_run(const struct options *o, struct err *ret_err);
 
 #endif

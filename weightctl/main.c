@@ -35,6 +35,7 @@ static const struct command commands[] = {
 	{"prefix", "add [MODEL] FILE, ls [MODEL] or rm ID", 1, 3, prefix_run},
 	{"bench", "no argument", 0, 0, bench_run},
 	{"bench-memory", "no argument", 0, 0, bench_memory_run},
+	{"tune", "no argument", 0, 0, tune_run},
 };
 
 static const char help[] =
@@ -72,6 +73,8 @@ static const char help[] =
 	"  detokenize ID...    the text of ids\n"
 	"  bench-memory        what the memory of its weights gives, beside plain copies, and how\n"
 	"                      fast they were loaded; generations wait meanwhile\n"
+	"  tune                measures how its matrix products are best cut on its device, and\n"
+	"                      keeps that on disk for this user's workers; takes minutes\n"
 	"  bench               prompt and generation rates, of that worker or of workers and "
 	"models "
 	"of\n"

@@ -16,6 +16,7 @@ struct guests;
 struct manifest;
 struct message;
 struct scheduler;
+struct tuner;
 struct vk_command;
 struct vk_memory;
 
@@ -52,6 +53,7 @@ struct engine {
 	struct guests *guests;
 	struct publisher publisher;
 	struct bencher *bencher; /* NULL: nobody measures */
+	struct tuner *tuner;     /* NULL: nobody tunes */
 	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
 	struct message *failure; /* MESSAGE_FAILED until it is sent */
 	int code;                /* not 0: failed, and error says why */

@@ -28,6 +28,7 @@
 #include "workerd/queue.h"
 #include "workerd/scheduler.h"
 #include "workerd/stack.h"
+#include "workerd/tuner.h"
 #include "workerd/weights.h"
 
 enum { MAX_SERVED = 64 }; /* requests between two steps */
@@ -345,6 +346,7 @@ static int engine_serve(struct engine *e, struct message *m, struct err *ret_err
 	case MESSAGE_BENCH: return bencher_begin(e, m, ret_err);
 	case MESSAGE_BENCH_RUN: return bencher_run(e, m, ret_err);
 	case MESSAGE_BENCH_END: bencher_end(e, m->client); return 0;
+	case MESSAGE_TUNE: return tuner_begin(e, m, ret_err);
 	default: return err_set(ret_err, ENOSYS, "engine: no such request");
 	}
 }
@@ -353,11 +355,12 @@ static void engine_handle(struct engine *e, struct message *m)
 {
 	struct err error = ERR_NULL;
 	bool is_answered = m->kind != MESSAGE_GENERATE && m->kind != MESSAGE_BENCH &&
-			   m->kind != MESSAGE_BENCH_RUN;
+			   m->kind != MESSAGE_BENCH_RUN && m->kind != MESSAGE_TUNE;
 	int r = 0;
 
 	if (m->kind == MESSAGE_DISCONNECT) {
 		bencher_end(e, m->client);
+		tuner_end(e, m->client);
 		scheduler_disconnect(e->scheduler, m->client);
 	} else if (m->kind == MESSAGE_PUBLISH && !e->code) {
 		r = publisher_begin(e, m, &error, &is_answered);
@@ -461,7 +464,8 @@ static void *engine_run(void *userdata)
 				park_attend(e);
 			if (e->code && e->failure)
 				continue;
-			if ((!publisher_is_due(e) && !bencher_is_due(e)) || e->code)
+			if ((!publisher_is_due(e) && !bencher_is_due(e) && !tuner_is_due(e)) ||
+				e->code)
 				queue_wait_until(e->params.in, engine_get_deadline(e));
 		}
 		if (engine_serve_queue(e, &stop))
@@ -474,11 +478,14 @@ static void *engine_run(void *userdata)
 			park_attend(e);
 		if (!e->code)
 			bencher_attend(e);
+		if (!e->code)
+			tuner_attend(e);
 		if (!e->code && e->stack)
 			engine_step(e);
 	}
 	publisher_stop(e);
 	bencher_stop(e, "workerd is stopping");
+	tuner_stop(e, "workerd is stopping");
 	scheduler_stop(e->scheduler);
 	if (e->stack)
 		guests_clear(e);

@@ -57,6 +57,8 @@ struct message *message_free(struct message *m)
 		manifest_free(m->manifest.manifest);
 	if (m->kind == MESSAGE_BENCH_MEMORY)
 		free(m->rates);
+	if (m->kind == MESSAGE_TUNE)
+		free(m->tune);
 	if (m->kind == MESSAGE_BENCH_RUN)
 		free(m->bench_run.result);
 	tokenizer_ids_fini(&m->made_ids);

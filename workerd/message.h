@@ -32,6 +32,7 @@
 
 struct bencher_result;
 struct grammar;
+struct tuner_result;
 
 enum message_kind {
 	MESSAGE_UNKNOWN, /* a client's request that this version does not know; refused */
@@ -53,6 +54,7 @@ enum message_kind {
 	MESSAGE_BENCH,
 	MESSAGE_BENCH_RUN,
 	MESSAGE_BENCH_END,
+	MESSAGE_TUNE,
 	MESSAGE_PUBLISH,
 	/* to the engine: the client is gone; comes back when its sessions are closed */
 	MESSAGE_DISCONNECT,
@@ -334,6 +336,7 @@ struct message {
 		struct message_changed changed;
 		struct message_status *status; /* STATUS (answer), the message's */
 		struct message_rates *rates;   /* BENCH_MEMORY (answer), the message's */
+		struct tuner_result *tune;     /* TUNE (answer), the message's */
 		struct message_bench bench;
 		struct message_bench_run bench_run;
 	};

@@ -19,6 +19,7 @@
 #include "workerd/publisher.h"
 #include "workerd/queue.h"
 #include "workerd/stack.h"
+#include "workerd/tuner.h"
 #include "workerd/weights.h"
 
 static uint32_t park_get_max_text_bytes(const struct manifest *m)
@@ -75,6 +76,7 @@ static void park_free_stack(struct engine *e)
 {
 	publisher_suspend(e);
 	bencher_stop(e, "the worker lets go of its memory");
+	tuner_stop(e, "the worker lets go of its memory");
 	scheduler_detach(e->scheduler);
 	guests_clear(e);
 	lease_clear(e->params.lease);
@@ -314,7 +316,7 @@ void park_attend(struct engine *e)
 	e->is_pressed = false;
 	if (e->stack && e->generation == e->lost)
 		park_recover(e);
-	if (scheduler_is_busy(e->scheduler) || bencher_is_due(e)) {
+	if (scheduler_is_busy(e->scheduler) || bencher_is_due(e) || tuner_is_due(e)) {
 		e->idle_ns = clock_now_ns();
 		return;
 	}

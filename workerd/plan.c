@@ -16,6 +16,7 @@
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/arch.h"
+#include "workerd/cuts.h"
 #include "workerd/fetch.h"
 #include "workerd/gather.h"
 #include "workerd/graph.h"
@@ -27,6 +28,7 @@
 #include "workerd/profile.h"
 #include "workerd/record.h"
 #include "workerd/stream.h"
+#include "workerd/tuning-file.h"
 #include "workerd/turns.h"
 #include "workerd/weights.h"
 
@@ -48,6 +50,7 @@ struct plan {
 	struct graph graph;
 	struct op_pool *pool;
 	struct mirror *mirror;
+	struct tuning *tuning; /* that the pool has; NULL: none */
 	struct vk_memory
 		*scratch;     /* values, then constants: turns [n_rot / 2] u64, plan_constants */
 	struct vk_memory *io; /* plan_io, rows, want, spans, constants on their way, logits */
@@ -432,6 +435,19 @@ static int make_expert_cache(struct plan *p, const struct weights *w, struct err
 	return r;
 }
 
+/* What was measured once. Exact kernels have no choice. */
+static int load_tuning(struct plan *p, struct err *ret_err)
+{
+	if (p->params.kernels == PLAN_KERNELS_EXACT)
+		return 0;
+	p->tuning = tuning_new();
+	if (!p->tuning)
+		return err_set(ret_err, ENOMEM, "plan: no memory");
+	tuning_file_load(p->d, p->tuning);
+	op_pool_set_tuning(p->pool, p->tuning);
+	return 0;
+}
+
 static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 {
 	const struct arch *arch = NULL;
@@ -444,6 +460,8 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 		r = arch->build(w, &p->graph, ret_err);
 	if (!r)
 		r = op_pool_new(p->d, ret_err, &p->pool);
+	if (!r)
+		r = load_tuning(p, ret_err);
 	if (!r)
 		r = make_memories(p, ret_err);
 	if (!r)
@@ -489,20 +507,27 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	return 0;
 }
 
+/* None of them runs between two steps. */
+static void drop_commands(struct plan *p)
+{
+	for (int i = 0; i < PLAN_MAX_BUCKETS; i++) {
+		p->body[i] = vk_command_free(p->body[i]);
+		p->head[i] = vk_command_free(p->head[i]);
+	}
+}
+
 struct plan *plan_free(struct plan *p)
 {
 	if (!p)
 		return NULL;
-	for (int i = 0; i < PLAN_MAX_BUCKETS; i++) {
-		vk_command_free(p->body[i]);
-		vk_command_free(p->head[i]);
-	}
+	drop_commands(p);
 	vk_command_free(p->copy);
 	mirror_free(p->mirror);
 	stream_free(p->stream);
 	expert_cache_free(p->experts);
 	gather_free(p->gather);
 	op_pool_free(p->pool);
+	tuning_free(p->tuning);
 	vk_memory_free(p->scratch);
 	vk_memory_free(p->io);
 	graph_fini(&p->graph);
@@ -705,6 +730,34 @@ int plan_bench_memory(struct plan *p, struct err *ret_err,
 	};
 
 	return bench_memory_run(&params, ret_err, ret_rates, ret_n);
+}
+
+int plan_make_cuts(struct plan *p, struct err *ret_err, struct cuts **ret_cuts)
+{
+	const struct cuts_params params = {
+		.device = p->d,
+		.graph = &p->graph,
+		.addresses = &p->addresses,
+		.n_rows = p->params.n_rows,
+		.n_logit_rows = p->params.n_logit_rows,
+	};
+
+	if (p->params.kernels == PLAN_KERNELS_EXACT)
+		return err_set(ret_err, ENOTSUP,
+			"tune: exact kernels have no choice (workerd --kernels fast)");
+	if (p->stream)
+		return err_set(ret_err, ENOTSUP, "tune: weights are outside device memory");
+	return cuts_new(&params, ret_err, ret_cuts);
+}
+
+int plan_set_tuning(struct plan *p, struct tuning *t, struct err *ret_err)
+{
+	op_pool_set_tuning(p->pool, t);
+	tuning_free(p->tuning);
+	p->tuning = t;
+	drop_commands(p);
+	int r = prepare(p, 0, false, ret_err);
+	return r ? r : prepare(p, 0, true, ret_err);
 }
 
 void plan_get_values(const struct plan *p, struct vk_slice *ret_values)

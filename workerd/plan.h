@@ -17,11 +17,13 @@
 #include "workerd/ops/attention.h"
 
 struct abi_best;
+struct cuts;
 struct err;
 struct kv;
 struct plan;
 struct profile;
 struct profile_params;
+struct tuning;
 struct vk_device;
 struct vk_slice;
 struct weights;
@@ -140,6 +142,19 @@ int must_check plan_bench_memory(struct plan *p, struct err *ret_err,
  * anything.
  */
 void plan_get_values(const struct plan *p, struct vk_slice *ret_values);
+
+/*
+ * For measuring how the plan's products are best cut (workerd/cuts.h), between two steps; to be
+ * freed before the plan. -ENOTSUP: its kernels are the exact ones, or weights are outside device
+ * memory.
+ */
+int must_check plan_make_cuts(struct plan *p, struct err *ret_err, struct cuts **ret_cuts);
+
+/*
+ * The steps from here on are cut as t says, which is the plan's from now on, also after an error.
+ * A plan begins with what tuning_file_load finds.
+ */
+int must_check plan_set_tuning(struct plan *p, struct tuning *t, struct err *ret_err);
 
 void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters);
 

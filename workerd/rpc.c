@@ -16,6 +16,7 @@
 #include "workerd/rpc-memory.h"
 #include "workerd/rpc-sampling.h"
 #include "workerd/rpc-sessions.h"
+#include "workerd/rpc-tune.h"
 #include "workerd/turn.h"
 
 enum {
@@ -233,6 +234,7 @@ static enum message_kind rpc_get_kind(const Wk__Request *q)
 	case WK__REQUEST__BODY_BENCH: return MESSAGE_BENCH;
 	case WK__REQUEST__BODY_BENCH_RUN: return MESSAGE_BENCH_RUN;
 	case WK__REQUEST__BODY_BENCH_END: return MESSAGE_BENCH_END;
+	case WK__REQUEST__BODY_TUNE: return MESSAGE_TUNE;
 	case WK__REQUEST__BODY_PUBLISH_PREFIX: return MESSAGE_PUBLISH;
 	default: return MESSAGE_UNKNOWN;
 	}
@@ -271,6 +273,7 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		return 0;
 	case MESSAGE_STATUS:
 	case MESSAGE_BENCH_END:
+	case MESSAGE_TUNE:
 	case MESSAGE_BENCH_MEMORY: return 0;
 	default:
 		return err_set(ret_err, ENOSYS,
@@ -624,6 +627,22 @@ static int rpc_encode_bench(
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
+static int rpc_encode_tuned(
+	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
+{
+	Wk__Tuned tuned;
+	struct rpc_tune rpc;
+	int r = rpc_tune_fill(m->tune, &rpc, &tuned);
+
+	if (!r) {
+		reply->body_case = WK__REPLY__BODY_TUNED;
+		reply->tuned = &tuned;
+		r = rpc_pack(reply, ret_data, ret_n_bytes);
+	}
+	rpc_tune_fini(&rpc);
+	return r;
+}
+
 static int rpc_encode_answer(const struct message *m, const struct rpc_worker *worker,
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
@@ -636,6 +655,7 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_BENCH:
 	case MESSAGE_BENCH_RUN: return rpc_encode_bench(m, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_TUNE: return rpc_encode_tuned(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_PUBLISH: return rpc_encode_published(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_GENERATE:
 	case MESSAGE_FINISHED: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""weightctl tune: choices are measured, used, kept on disk, and damage to them costs nothing."""
+import os
+import re
+import stat
+
+import harness
+from harness import check, check_equal
+
+QUESTION = "complete", "Once upon a time", "--n-predict", 24
+FAST = ["--kernels", "fast", "--ctx", "256", "--sessions", "2", "--chunk", "64",
+        "--log-level", "debug"]
+
+
+def own_cache(site):
+    """A directory of this test's: other tests' kernels are compiled once, but choices are not theirs."""
+    site.env["WEIGHTD_CACHE"] = os.path.join(site.dir, "cache")
+
+
+def tuning_files(site):
+    cache = site.env["WEIGHTD_CACHE"]
+    found = os.listdir(cache) if os.path.isdir(cache) else []
+    return [os.path.join(cache, f) for f in sorted(found) if f.endswith(".tuning")]
+
+
+def loaded(worker):
+    """How many choices a worker says it has loaded, of each time that it looked; how many left out."""
+    return re.findall(r"tuning: (\d+) choices from \S+, (\d+) lines left out", worker.log())
+
+
+def tuned(site):
+    """A worker that has been tuned, and what it said before and of that."""
+    own_cache(site)
+    site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo", FAST)
+    check("No such file" in worker.log() and not loaded(worker), worker.log())
+    before = site.ctl(*QUESTION, worker=worker).out
+    return worker, before, site.ctl("tune", "--json", worker=worker).json()
+
+
+def test_tune(site):
+    worker, before, found = tuned(site)
+    check(found["is_saved"] and found["ns"] > 0, f"{found}")
+    rows = found["products"]
+    check_equal(len({(r["product"], r["rows"]) for r in rows}), len(rows), "products")
+    check({1, 2, 4, 8} <= {r["rows"] for r in rows}, f"rows of {rows}")
+    for r in rows:
+        check(0 < r["best_ns"] <= r["default_ns"], f"times of {r}")
+        word = "matvec " if r["rows"] <= 8 else "matrix "
+        check(r["cut"].startswith(word) and "=" in r["cut"], f"cut of {r}")
+    check_equal(site.ctl(*QUESTION, worker=worker).out, before, "answer of the tuned worker")
+    files = tuning_files(site)
+    check_equal(len(files), 1, f"{files}")
+    mode = os.stat(files[0])
+    check(stat.S_ISREG(mode.st_mode) and stat.S_IMODE(mode.st_mode) == 0o600, f"mode {mode}")
+    # Every later worker has them, and says the same; for exact kernels there is no choice.
+    other = site.worker("demo", FAST)
+    check_equal(loaded(other)[-1], (str(len(rows)), "0"), "choices loaded")
+    check_equal(site.ctl(*QUESTION, worker=other).out, before, "answer of a later worker")
+    exact = site.worker("demo", ["--kernels", "exact", "--log-level", "debug"])
+    check("tuning" not in exact.log(), exact.log())
+    check("exact kernels have no choice" in site.ctl("tune", worker=exact, status=1).err, "refusal")
+    # Again: the file is replaced, and a table is printed.
+    text = site.ctl("tune", worker=other).out
+    check(text.startswith("PRODUCT") and "kept on disk" in text, text)
+    check_equal(len(text.splitlines()), len(rows) + 2, "lines of the table")
+    check_equal(os.listdir(os.path.dirname(files[0])).count(os.path.basename(files[0])), 1, "files")
+    check_equal(tuning_files(site), files, "files afterwards")
+
+
+def test_choices_are_used(site):
+    """A choice in the file is what the kernels are made by: they are others with other choices."""
+    _, before, found = tuned(site)
+    (path,) = tuning_files(site)
+    with open(path, encoding="ascii") as f:
+        text = f.read()
+    check_equal(len(text.splitlines()), 1 + len(found["products"]), "lines")
+    check("weightd-tuning 1 device=" in text and "parts=" in text, text)
+    damages = {
+        "one digit": text[:-2] + ("1" if text[-2] != "1" else "0") + "\n",
+        "truncated": text[:len(text) * 2 // 3],
+        "another device": re.sub("device=.", "device=z", text),
+        "another build": re.sub("kernels=.", "kernels=z", text),
+        "only a line": text.splitlines()[0],
+        "empty": "",
+        "garbage": "\0\xff" * 1000,
+    }
+    for name, damaged in damages.items():
+        with open(path, "w", encoding="latin-1") as f:
+            f.write(damaged)
+        worker = site.worker("demo", FAST)
+        check("damaged: ignored" in worker.log() and not loaded(worker), f"{name}: {worker.log()}")
+        check_equal(site.ctl(*QUESTION, worker=worker).out, before, f"answer with {name}")
+        worker.stop()
+    with open(path, "w", encoding="ascii") as f:
+        f.write(text)
+    worker = site.worker("demo", FAST)
+    check_equal(loaded(worker)[-1][0], str(len(found["products"])), "choices of what is whole again")
+
+
+def test_beside_others(site):
+    """Generations go on while it measures; it goes with its client."""
+    own_cache(site)
+    site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo", FAST)
+    tune = site.start_ctl("tune", "--json", worker=worker)
+    answer = site.ctl(*QUESTION, worker=worker).out
+    second = site.ctl("tune", worker=worker, status=None)
+    found = site.finish_ctl(tune)
+    check_equal(found.status, 0, f"{found}")
+    check(second.status == 0 or "another one is under way" in second.err, f"{second}")
+    check_equal(site.ctl(*QUESTION, worker=worker).out, answer, "answer afterwards")
+    tune = site.start_ctl("tune", worker=worker)
+    harness.wait_until(lambda: worker.is_alive(), "the worker")
+    tune.kill()
+    tune.wait()
+    check_equal(site.ctl(*QUESTION, worker=worker).out, answer, "answer after a client that left")
+    check_equal(site.ctl("tune", "--json", worker=worker).json()["is_saved"], True, "a last one")
+
+
+harness.run(globals())

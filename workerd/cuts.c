@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/cuts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/util/clock.h"
+#include "proto/util/err.h"
+#include "vk/command.h"
+#include "vk/device.h"
+#include "vk/memory.h"
+#include "vk/submit.h"
+#include "workerd/graph.h"
+#include "workerd/ops/matmul.h"
+#include "workerd/ops/matrix.h"
+#include "workerd/ops/pool.h"
+#include "workerd/record.h"
+
+enum {
+	MAX_ROWS = 512, /* kinds of product times numbers of rows */
+	MAX_OPS = 16,   /* whose weights are read one after the other, past the caches */
+	N_RUNS = 3,
+	N_STAMPS = 2,
+	M_BYTES = 256,
+	SOFTWARE_MAX_OPS = 1,
+	/* A device that had nothing to do, as while a pipeline is made, takes a while to rise. */
+	WARM_MS = 100,
+	/* Of 100: a cut that is hardly faster is not, and the ops' own is the one to have. */
+	MIN_GAIN = 2,
+};
+
+/* Of the ops of a row; OWN where they say so, else as the op has it. n_columns are counted in the
+ * rows of x divided by n_split. */
+struct shape_row {
+	uint32_t n_rows, n_unroll, n_subgroups, n_split;
+	bool is_ahead, is_own;
+};
+
+static const struct shape_row shapes[] = {
+	{.n_rows = 1, .n_unroll = 1, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 1, .n_unroll = 2, .n_subgroups = 8, .n_split = 1, .is_ahead = true},
+	{.n_rows = 1, .n_unroll = 1, .n_subgroups = 32, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 2, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 4, .n_split = 1},
+	{.n_rows = 2, .n_unroll = 2, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 8, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 16, .n_split = 1, .is_ahead = true},
+	{.n_rows = 2, .n_unroll = 2, .n_subgroups = 16, .n_split = 1, .is_ahead = true},
+	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 4, .n_split = 1},
+	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 8, .n_split = 1, .is_ahead = true},
+	{.n_rows = 4, .n_unroll = 2, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 8, .n_unroll = 1, .n_subgroups = 4, .n_split = 1, .is_ahead = true},
+	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 4, .n_split = 2, .is_ahead = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 8,
+		.n_split = 1,
+		.is_ahead = true,
+		.is_own = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.is_ahead = true,
+		.is_own = true},
+};
+
+/* A software driver takes a tenth of a second to make each. */
+static const struct shape_row software_shapes[] = {
+	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 1, .n_split = 1},
+	{.n_rows = 2, .n_unroll = 2, .n_subgroups = 1, .n_split = 1},
+};
+
+static const struct op_matrix_tile tiles[] = {
+	{.bn = 64, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 2},
+	{.bn = 64, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 2},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 64, .n_buffers = 1},
+	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2},
+	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_direct = true},
+	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_decoded = true},
+	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 1},
+};
+
+/* For subgroups of fewer than 32 lanes. */
+static const struct op_matrix_tile narrow_tiles[] = {
+	{.bn = 32, .bm = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 2},
+	{.bn = 32, .bm = 16, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1},
+};
+
+/* A row with the ops that it is of. */
+struct work {
+	uint32_t n_rows; /* that commands are recorded for */
+	uint32_t n_m;    /* that there are at most */
+	uint32_t n_ops;
+	uint32_t ops[MAX_OPS];
+	enum tuning_kind kind;
+};
+
+struct cuts {
+	struct cuts_params params;
+	bool is_software;
+	uint32_t n_lanes;
+	struct vk_memory *m;      /* u32: rows of x */
+	struct op_pool *pool;     /* of the row that is measured: a plan's would be full of them */
+	struct tuning *tuning;    /* of the cut that is measured */
+	struct tuning_choice own; /* what the ops choose for the row */
+	uint32_t row;
+	uint32_t next; /* cut of the row: 0 the ops' own, then those of the list */
+	uint32_t n_rows;
+	struct cuts_row rows[MAX_ROWS];
+	struct work works[MAX_ROWS];
+};
+
+/* ---- what there is to measure ---- */
+
+static void get_params(
+	const struct cuts *c, uint32_t op, uint32_t n_rows, struct op_matmul_params *ret)
+{
+	record_get_matmul(c->params.graph, c->params.addresses, c->pool, op, n_rows, ret);
+	ret->m = vk_memory_get_address(c->m);
+	ret->want = 0; /* the wanted rows are the first */
+}
+
+static bool find_kind(
+	const struct op_pool *pool, const struct op_matmul_params *p, enum tuning_kind *ret_kind)
+{
+	*ret_kind = op_matvec_fits(pool, p) ? TUNING_MATVEC : TUNING_MATRIX;
+	return *ret_kind == TUNING_MATVEC || op_matrix_fits(pool, p);
+}
+
+/* Among those of the same number of rows, which are the last. */
+static struct work *find_work(struct cuts *c, const struct tuning_key *key)
+{
+	for (uint32_t i = c->n_rows; i > 0 && c->rows[i - 1].key.n_rows == key->n_rows; i--)
+		if (!memcmp(&c->rows[i - 1].key, key, sizeof(*key)))
+			return &c->works[i - 1];
+	return NULL;
+}
+
+static void add_op(struct cuts *c, uint32_t op, uint32_t n_rows, uint32_t n_m)
+{
+	struct op_matmul_params p;
+	struct tuning_key key;
+	enum tuning_kind kind;
+
+	get_params(c, op, n_rows, &p);
+	if (!find_kind(c->pool, &p, &kind))
+		return;
+	tuning_get_key(&p, &key);
+	struct work *w = find_work(c, &key);
+	if (!w && c->n_rows == MAX_ROWS)
+		return;
+	if (!w) {
+		w = &c->works[c->n_rows];
+		*w = (struct work){.n_rows = n_rows, .n_m = n_m, .kind = kind};
+		c->rows[c->n_rows++].key = key;
+	}
+	if (w->n_ops < (c->is_software ? SOFTWARE_MAX_OPS : MAX_OPS))
+		w->ops[w->n_ops++] = op;
+}
+
+static void collect(struct cuts *c)
+{
+	const struct graph *g = c->params.graph;
+
+	for (uint32_t n = 1; n / 2 < c->params.n_rows; n *= 2)
+		for (uint32_t i = 0; i < g->n_ops; i++) {
+			uint32_t n_most =
+				g->ops[i].is_head ? c->params.n_logit_rows : c->params.n_rows;
+
+			if (g->ops[i].kind == GRAPH_MATMUL && n / 2 < n_most)
+				add_op(c, i, n, n < n_most ? n : n_most);
+		}
+}
+
+int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts **ret_cuts)
+{
+	const struct vk_memory_params memory = {
+		.role = VK_MEMORY_SCRATCH, .n_bytes = M_BYTES, .name = "rows of measured products"};
+	struct cuts *c = calloc(1, sizeof(*c));
+	int r = 0;
+
+	if (!c)
+		return err_set(ret_err, ENOMEM, "tuning: no memory");
+	c->params = *params;
+	c->is_software = vk_device_get_info(params->device)->is_software;
+	c->n_lanes = vk_device_get_info(params->device)->subgroup_size;
+	c->tuning = tuning_new();
+	if (!c->tuning)
+		r = err_set(ret_err, ENOMEM, "tuning: no memory");
+	if (!r)
+		r = op_pool_new(params->device, ret_err, &c->pool);
+	if (!r)
+		r = vk_memory_new(params->device, &memory, ret_err, &c->m);
+	if (!r)
+		collect(c);
+	if (!r && c->n_rows == 0)
+		r = err_set(ret_err, ENOTSUP, "tuning: the plan has no products with a choice");
+	if (r) {
+		cuts_free(c);
+		return r;
+	}
+	*ret_cuts = c;
+	return 0;
+}
+
+struct cuts *cuts_free(struct cuts *c)
+{
+	if (!c)
+		return NULL;
+	op_pool_free(c->pool);
+	vk_memory_free(c->m);
+	tuning_free(c->tuning);
+	free(c);
+	return NULL;
+}
+
+/* ---- one cut ---- */
+
+static int record(struct cuts *c, struct vk_command *command, struct err *ret_err)
+{
+	const struct work *w = &c->works[c->row];
+	const struct vk_slice m = {.memory = c->m, .n_bytes = sizeof(uint32_t)};
+	int r = 0;
+
+	vk_command_begin(command);
+	vk_command_fill(command, &m, w->n_m);
+	vk_command_barrier(command);
+	vk_command_stamp(command, 0);
+	for (uint32_t i = 0; !r && i < w->n_ops; i++) {
+		struct op_matmul_params p;
+
+		get_params(c, w->ops[i], w->n_rows, &p);
+		r = op_matmul_record(c->pool, command, &p, ret_err);
+		vk_command_barrier(command);
+	}
+	vk_command_stamp(command, 1);
+	/* What was begun is ended, also where there is an error already. */
+	int ended = vk_command_end(command, ret_err);
+	return r ? r : ended;
+}
+
+static int run(struct cuts *c, struct vk_command *command, struct err *ret_err, uint64_t *ret_ns)
+{
+	uint64_t stamps[N_STAMPS], ticket = 0;
+	int r = vk_submit(c->params.device, &command, 1, ret_err, &ticket);
+
+	if (!r)
+		r = vk_submit_wait(c->params.device, ticket, UINT64_MAX);
+	if (!r)
+		r = vk_command_get_stamps(command, stamps);
+	if (!r)
+		*ret_ns = stamps[1] - stamps[0];
+	return r;
+}
+
+/* The shortest of some runs once the device is awake; of one product. */
+static int time_cut(struct cuts *c, struct err *ret_err, uint64_t *ret_ns)
+{
+	const uint64_t n_warm_ns = c->is_software ? 0 : WARM_MS * UINT64_C(1000000);
+	struct vk_command *command = NULL;
+	uint64_t ns = 0, best_ns = UINT64_MAX;
+	int r = vk_command_new(c->params.device, N_STAMPS, ret_err, &command);
+
+	if (!r)
+		r = record(c, command, ret_err);
+	uint64_t start_ns = clock_now_ns();
+	do {
+		r = r ? r : run(c, command, ret_err, &ns);
+	} while (!r && clock_now_ns() - start_ns < n_warm_ns);
+	for (int i = 0; !r && i < N_RUNS; i++) {
+		r = run(c, command, ret_err, &ns);
+		best_ns = ns < best_ns ? ns : best_ns;
+	}
+	vk_command_free(command);
+	if (!r)
+		*ret_ns = best_ns / c->works[c->row].n_ops;
+	return r;
+}
+
+/* Cut i of the list, for an op of the row. False behind the last. */
+static bool get_cut(const struct cuts *c, uint32_t i, const struct op_matmul_params *p,
+	struct tuning_choice *ret_choice)
+{
+	const struct work *w = &c->works[c->row];
+	const struct shape_row *s = c->is_software ? software_shapes : shapes;
+	uint32_t n_shapes = c->is_software ? ARRAY_SIZE(software_shapes) : ARRAY_SIZE(shapes);
+	bool is_narrow = c->n_lanes < 32;
+	uint32_t n_tiles = is_narrow ? ARRAY_SIZE(narrow_tiles) : ARRAY_SIZE(tiles);
+
+	*ret_choice = (struct tuning_choice){.kind = w->kind};
+	if (i >= (w->kind == TUNING_MATVEC ? n_shapes : n_tiles))
+		return false;
+	if (w->kind == TUNING_MATRIX) {
+		ret_choice->tile = is_narrow ? narrow_tiles[i] : tiles[i];
+		return true;
+	}
+	ret_choice->shape = (struct op_matvec_shape){.n_rows = s[i].n_rows,
+		.n_columns = w->n_rows > s[i].n_split ? w->n_rows / s[i].n_split : 1,
+		.n_unroll = s[i].n_unroll,
+		.n_subgroups = s[i].n_subgroups,
+		.is_ahead = s[i].is_ahead,
+		.source = p->is_staged  ? OP_MATVEC_STAGED
+			  : s[i].is_own ? OP_MATVEC_OWN
+					: OP_MATVEC_STAGE};
+	return true;
+}
+
+/* What the op would do now. */
+static void get_chosen(
+	const struct cuts *c, const struct op_matmul_params *p, struct tuning_choice *ret_choice)
+{
+	*ret_choice = (struct tuning_choice){.kind = c->works[c->row].kind};
+	if (ret_choice->kind == TUNING_MATVEC)
+		ret_choice->shape = op_matvec_choose(c->pool, p);
+	else
+		ret_choice->tile = op_matrix_choose(c->pool, p);
+}
+
+/* The row's next cut that the op would take and that is not its own already. False: there is none.
+ */
+static bool advance(struct cuts *c, struct tuning_choice *ret_choice)
+{
+	struct op_matmul_params p;
+	struct tuning_choice chosen;
+
+	op_pool_set_tuning(c->pool, NULL);
+	get_params(c, c->works[c->row].ops[0], c->works[c->row].n_rows, &p);
+	if (c->next == 0) {
+		c->next = 1;
+		get_chosen(c, &p, &c->own);
+		*ret_choice = c->own;
+		return true;
+	}
+	op_pool_set_tuning(c->pool, c->tuning);
+	while (get_cut(c, c->next++ - 1, &p, ret_choice)) {
+		if (tuning_set(c->tuning, &c->rows[c->row].key, ret_choice))
+			continue;
+		get_chosen(c, &p, &chosen);
+		if (tuning_is_same(&chosen, ret_choice) && !tuning_is_same(&chosen, &c->own))
+			return true;
+	}
+	return false;
+}
+
+/* The next row, with pipelines of its own. */
+static int begin_row(struct cuts *c, struct err *ret_err)
+{
+	c->row++;
+	c->next = 0;
+	c->pool = op_pool_free(c->pool);
+	c->tuning = tuning_free(c->tuning);
+	c->tuning = tuning_new();
+	if (!c->tuning)
+		return err_set(ret_err, ENOMEM, "tuning: no memory");
+	return op_pool_new(c->params.device, ret_err, &c->pool);
+}
+
+int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
+{
+	struct tuning_choice choice;
+	uint64_t ns = 0;
+	int r = 0;
+
+	*ret_is_done = false;
+	while (!r && c->row < c->n_rows && !advance(c, &choice))
+		r = begin_row(c, ret_err);
+	*ret_is_done = c->row == c->n_rows;
+	if (r || *ret_is_done)
+		return r;
+	struct cuts_row *row = &c->rows[c->row];
+	bool is_own = c->next == 1;
+	r = time_cut(c, ret_err, &ns);
+	/* A list's cut that this device's compiler does not take is none. */
+	if (r && r != -ENOTRECOVERABLE && r < 0 && !is_own)
+		return 0;
+	if (r)
+		return r;
+	if (is_own)
+		row->default_ns = ns;
+	if (is_own || (ns < row->best_ns && 100 * ns < (100 - MIN_GAIN) * row->default_ns)) {
+		row->best_ns = ns;
+		row->best = choice;
+	}
+	return 0;
+}
+
+const struct cuts_row *cuts_get_rows(const struct cuts *c, uint32_t *ret_n)
+{
+	*ret_n = c->row;
+	return c->rows;
+}
