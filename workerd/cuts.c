@@ -71,7 +71,6 @@ static const struct shape_row shapes[] = {
 /* A software driver takes a tenth of a second to make each. */
 static const struct shape_row software_shapes[] = {
 	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 1, .n_split = 1},
-	{.n_rows = 2, .n_unroll = 2, .n_subgroups = 1, .n_split = 1},
 };
 
 static const struct op_matrix_tile tiles[] = {
@@ -92,7 +91,6 @@ static const struct op_matrix_tile tiles[] = {
 
 /* For subgroups of fewer than 32 lanes. */
 static const struct op_matrix_tile narrow_tiles[] = {
-	{.bn = 32, .bm = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 2},
 	{.bn = 32, .bm = 16, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1},
 };
 
@@ -381,10 +379,8 @@ int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
 	bool is_own = c->next == 1;
 	r = time_cut(c, ret_err, &ns);
 	/* A list's cut that this device's compiler does not take is none. */
-	if (r && r != -ENOTRECOVERABLE && r < 0 && !is_own)
-		return 0;
 	if (r)
-		return r;
+		return r < 0 && !is_own ? 0 : r;
 	if (is_own)
 		row->default_ns = ns;
 	if (is_own || (ns < row->best_ns && 100 * ns < (100 - MIN_GAIN) * row->default_ns)) {

@@ -8,6 +8,7 @@
  */
 #include "tests/case.h"
 #include "tests/unit/engine-profile.h"
+#include "tests/unit/engine-tuner.h"
 
 #include <errno.h>
 #include <semaphore.h>
@@ -32,7 +33,6 @@
 #include "workerd/publisher.h"
 #include "workerd/queue.h"
 #include "workerd/stack.h"
-#include "workerd/tuner.h"
 #include "workerd/weights.h"
 
 enum { N_SLOTS = 2, N_CTX = 64, N_ROWS = 8, N_VOCAB = 4, CONTROL = 2, END = 3, CLIENT = 7 };
@@ -219,37 +219,6 @@ const struct kv_params *kv_get_params(const struct kv *kv)
 {
 	(void)kv;
 	return &kv_shape;
-}
-
-/* Tuning needs a device. */
-int tuner_begin(struct engine *e, struct message *m, struct err *ret_err)
-{
-	(void)e;
-	(void)m;
-	return err_set(ret_err, ENOTSUP, "nothing to tune here");
-}
-
-void tuner_end(struct engine *e, uint64_t client)
-{
-	(void)e;
-	(void)client;
-}
-
-void tuner_attend(struct engine *e)
-{
-	(void)e;
-}
-
-bool tuner_is_due(const struct engine *e)
-{
-	(void)e;
-	return false;
-}
-
-void tuner_stop(struct engine *e, const char *why)
-{
-	(void)e;
-	(void)why;
 }
 
 /* Files are archive's own business. */

@@ -332,9 +332,9 @@ static void test_file(void **state)
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0600);
 	size_t n = read_file(path, text);
-	/* Cut anywhere, or with any byte another one, it is no file of ours. */
-	for (size_t i = 0; i < n; i++) {
-		write_file(path, text, i);
+	/* Cut anywhere, or with one byte another one, it is no file of ours. */
+	for (size_t i = 0; i < n; i += 5) {
+		write_file(path, text, n - 1 - i);
 		assert_int_equal(count_loaded(), 0);
 		memcpy(damaged, text, n);
 		damaged[i] ^= 1;
