@@ -99,7 +99,7 @@ static int use(struct engine *e, const struct cuts_row *rows, uint32_t n_rows, s
 	for (uint32_t i = 0; i < n_rows; i++)
 		n_set += tuning_set(tuning, &rows[i].key, &rows[i].best) == 0;
 	if (n_set < n_rows)
-		log_warn("tuning: %u choices are kept of %u", n_set, n_rows);
+		log_warn("tuning: %u choices are used of %u", n_set, n_rows);
 	int r = tuning_file_save(e->site.device, tuning);
 	*ret_is_saved = r == 0;
 	if (r)

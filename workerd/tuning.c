@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/tuning.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,8 @@ static const struct field shape_fields[] = {
 	FIELD(op_matvec_shape, n_hold),
 };
 
+static_assert(sizeof(struct op_matvec_shape) == 32, "shape_fields is to have every member");
+
 static const struct field tile_fields[] = {
 	FIELD(op_matrix_tile, bn),
 	FIELD(op_matrix_tile, bm),
@@ -72,6 +75,8 @@ static const struct field tile_fields[] = {
 	FIELD(op_matrix_tile, is_decoded),
 	FIELD(op_matrix_tile, is_ragged),
 };
+
+static_assert(sizeof(struct op_matrix_tile) == 20, "tile_fields is to have every member");
 
 struct tuning *tuning_new(void)
 {
@@ -153,8 +158,10 @@ int tuning_set(struct tuning *t, const struct tuning_key *key, const struct tuni
 
 	if (!is_possible(choice))
 		return -EINVAL;
-	if (!e && t->n == TUNING_MAX_ENTRIES)
-		return -ENOSPC;
+	if (!e && t->n == TUNING_MAX_ENTRIES) {
+		t->n--;
+		memmove(t->entries, t->entries + 1, t->n * sizeof(t->entries[0]));
+	}
 	if (!e)
 		e = &t->entries[t->n++];
 	*e = (struct entry){.key = *key, .choice = *choice};

@@ -50,7 +50,7 @@ struct tuning *tuning_free(struct tuning *t);
 
 void tuning_get_key(const struct op_matmul_params *p, struct tuning_key *ret_key);
 
-/* Replaces the key's choice. -ENOSPC, -EINVAL for one that no device can have. */
+/* Replaces the key's choice; of a full table the oldest goes. -EINVAL: no device can have it. */
 int must_check tuning_set(
 	struct tuning *t, const struct tuning_key *key, const struct tuning_choice *choice);
 

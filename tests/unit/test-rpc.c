@@ -12,6 +12,7 @@
 #include "tests/case.h"
 #include "workerd/bencher.h"
 #include "workerd/message.h"
+#include "workerd/tuner.h"
 
 enum { N_TEXT_BYTES = 900 << 10 };
 
@@ -557,6 +558,34 @@ static void answers_a_run(void **state)
 	message_free(m);
 }
 
+static void answers_a_tune(void **state)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	Wk__Tune tune = WK__TUNE__INIT;
+
+	(void)state;
+	q.body_case = WK__REQUEST__BODY_TUNE;
+	q.tune = &tune;
+	struct message *m = decode_bench(&q);
+	assert_int_equal(m->kind, MESSAGE_TUNE);
+	m->tune = calloc(1, sizeof(*m->tune) + 2 * sizeof(m->tune->rows[0]));
+	assert_non_null(m->tune);
+	m->tune->ns = 5;
+	m->tune->is_saved = true;
+	m->tune->n_rows = 2;
+	m->tune->rows[1] = (struct tuner_row){
+		.op = "a x b", .choice = "c", .n_rows = 8, .default_ns = 3, .best_ns = 2};
+	Wk__Reply *reply = encode_bench(m);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_TUNED);
+	assert_true(reply->tuned->ns == 5 && reply->tuned->is_saved && reply->tuned->n_rows == 2);
+	const Wk__TuneRow *row = reply->tuned->rows[1];
+	assert_string_equal(row->op, "a x b");
+	assert_string_equal(row->choice, "c");
+	assert_true(row->n_rows == 8 && row->default_ns == 3 && row->best_ns == 2);
+	wk__reply__free_unpacked(reply, NULL);
+	message_free(m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -570,6 +599,7 @@ int main(void)
 		CASE(publishes_prefixes),
 		CASE(begins_a_bench),
 		CASE(answers_a_run),
+		CASE(answers_a_tune),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -147,9 +147,18 @@ static void test_full(void **state)
 	tuning_get_key(&product, &key);
 	for (key.k = 0; key.k < TUNING_MAX_ENTRIES; key.k++)
 		assert_int_equal(tuning_set(t, &key, &matvec), 0);
-	assert_int_equal(tuning_set(t, &key, &matvec), -ENOSPC);
+	/* The oldest makes room, which is that of k = 0; then one that is there has it already. */
+	struct op_matmul_params p = product;
+	assert_int_equal(tuning_set(t, &key, &matvec), 0);
 	key.k = 7;
 	assert_int_equal(tuning_set(t, &key, &matrix), 0);
+	assert_int_equal(tuning_count(t), TUNING_MAX_ENTRIES);
+	p.w[0].ne[0] = 0;
+	expect_none(t, &p);
+	for (uint32_t k = 1; k <= TUNING_MAX_ENTRIES; k++) {
+		p.w[0].ne[0] = k;
+		assert_non_null(tuning_find(t, &p, k == 7 ? TUNING_MATRIX : TUNING_MATVEC));
+	}
 	tuning_free(t);
 }
 

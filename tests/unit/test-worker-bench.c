@@ -11,6 +11,7 @@
 #include "proto/util/err.h"
 #include "proto/worker-bench.h"
 #include "proto/worker-client.h"
+#include "proto/worker-tune.h"
 #include "proto/workerd.pb-c.h"
 
 static int peer;
@@ -181,12 +182,58 @@ static void refuses(void **state)
 	close_client(c);
 }
 
+/* One that fits, then one of a text that does not. */
+static void tunes(void **state)
+{
+	struct worker_client *c = open_client();
+	Wk__Tuned tuned = WK__TUNED__INIT;
+	Wk__TuneRow rows[2] = {WK__TUNE_ROW__INIT, WK__TUNE_ROW__INIT};
+	Wk__TuneRow *list[] = {&rows[0], &rows[1]};
+	struct worker_tune_result got = {0};
+	char text[WORKER_TUNE_TEXT_BYTES + 1];
+	Wk__Done done = WK__DONE__INIT;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	rows[1].op = (char *)"q4_K 8 x 64";
+	rows[1].choice = (char *)"matvec n_rows=2";
+	rows[1].n_rows = 4;
+	rows[1].default_ns = 9;
+	rows[1].best_ns = 7;
+	tuned.ns = 11;
+	tuned.is_saved = true;
+	tuned.n_rows = 2;
+	tuned.rows = list;
+	reply(2, WK__REPLY__BODY_TUNED, &tuned);
+	assert_int_equal(worker_tune_run(c, &e, &got), 0);
+	assert_true(got.ns == 11 && got.is_saved && got.n_rows == 2);
+	assert_string_equal(got.rows[0].op, "");
+	assert_string_equal(got.rows[1].op, "q4_K 8 x 64");
+	assert_string_equal(got.rows[1].choice, "matvec n_rows=2");
+	assert_true(
+		got.rows[1].n_rows == 4 && got.rows[1].default_ns == 9 && got.rows[1].best_ns == 7);
+	worker_tune_fini(&got);
+	Wk__Request *r = take_request(2);
+	assert_int_equal(r->body_case, WK__REQUEST__BODY_TUNE);
+	wk__request__free_unpacked(r, NULL);
+	memset(text, 'x', sizeof(text));
+	text[WORKER_TUNE_TEXT_BYTES] = '\0';
+	rows[0].choice = text;
+	reply(3, WK__REPLY__BODY_TUNED, &tuned);
+	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
+	assert_null(got.rows);
+	reply(4, WK__REPLY__BODY_DONE, &done);
+	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
+	close_client(c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(begins),
 		CASE(runs),
 		CASE(refuses),
+		CASE(tunes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
