@@ -39,6 +39,7 @@ struct bench {
 	uint64_t make_ns; /* of a synthetic model; 0: none */
 	uint64_t load_ns; /* into a private weightd; 0: none */
 	bool has_head;    /* of the table */
+	bool is_tune;     /* the first worker is tuned, and nothing else */
 };
 
 /* ---- where the model is ---- */
@@ -256,10 +257,13 @@ static int run_split(struct bench *b, const struct bench_options_split *split, s
 		sockets[i] = bench_site_get_worker(b->site, i);
 	if (!r)
 		r = look(b, sockets[0], ret_err);
-	if (!r)
+	if (!r && b->is_tune) {
+		r = tune_ask(b->options, sockets[0], ret_err);
+	} else if (!r) {
 		r = bench_crew_new(sockets, split->n_workers, ret_err, &b->crew);
-	if (!r)
-		r = run_all_tests(b, split, ret_err);
+		if (!r)
+			r = run_all_tests(b, split, ret_err);
+	}
 	b->crew = bench_crew_free(b->crew);
 	bench_site_stop_workers(b->site);
 	return r;
@@ -306,4 +310,12 @@ int bench_run(const struct options *o, struct err *ret_err)
 	}
 	return output_json(json_pack("{s:o, s:f, s:f}", "tests", b.tests, "make_ms",
 		(double)b.make_ns / 1e6, "load_ms", (double)b.load_ns / 1e6));
+}
+
+int bench_run_tune(const struct options *o, struct err *ret_err)
+{
+	struct bench b = {.options = o, .is_tune = true};
+	int r = bench_options_parse(o, ret_err, &b.o);
+
+	return r ? r : run_own(&b, ret_err);
 }

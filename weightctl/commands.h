@@ -35,4 +35,8 @@ int must_check bench_run(const struct options *o, struct err *ret_err);
 int must_check bench_memory_run(const struct options *o, struct err *ret_err);
 int must_check tune_run(const struct options *o, struct err *ret_err);
 
+/* The worker of a socket, NULL: the default; and one of tune's own, as bench has them. */
+int must_check tune_ask(const struct options *o, const char *socket, struct err *ret_err);
+int must_check bench_run_tune(const struct options *o, struct err *ret_err);
+
 #endif

@@ -60,11 +60,11 @@ static json_t *to_json(const struct worker_tune_result *result)
 		result->is_saved, "products", rows);
 }
 
-int tune_run(const struct options *o, struct err *ret_err)
+int tune_ask(const struct options *o, const char *socket, struct err *ret_err)
 {
 	struct worker_tune_result result = {0};
 	struct worker_client *c = NULL;
-	int r = worker_client_new(o->worker, ret_err, &c);
+	int r = worker_client_new(socket, ret_err, &c);
 
 	if (!r)
 		r = worker_tune_run(c, ret_err, &result);
@@ -73,4 +73,11 @@ int tune_run(const struct options *o, struct err *ret_err)
 		r = o->json ? output_json(to_json(&result)) : print(&result);
 	worker_tune_fini(&result);
 	return r;
+}
+
+int tune_run(const struct options *o, struct err *ret_err)
+{
+	bool is_own = o->bench.model || o->bench.synthetic || o->bench.workers;
+
+	return is_own ? bench_run_tune(o, ret_err) : tune_ask(o, o->worker, ret_err);
 }

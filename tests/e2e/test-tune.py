@@ -69,8 +69,8 @@ def test_tune(site):
     check_equal(tuning_files(site), files, "files afterwards")
 
 
-def test_choices_are_used(site):
-    """A choice in the file is what the kernels are made by: they are others with other choices."""
+def test_damage(site):
+    """A file that is not whole, or of another device or build, is as none."""
     _, before, found = tuned(site)
     (path,) = tuning_files(site)
     with open(path, encoding="ascii") as f:
@@ -117,6 +117,15 @@ def test_beside_others(site):
     tune.wait()
     check_equal(site.ctl(*QUESTION, worker=worker).out, answer, "answer after a client that left")
     check_equal(site.ctl("tune", "--json", worker=worker).json()["is_saved"], True, "a last one")
+
+
+def test_a_worker_of_its_own(site):
+    """As bench has it; in software its kernels are the exact ones, and nothing is left behind."""
+    own_cache(site)
+    refused = site.ctl("tune", "--synthetic", "tiny:q8_0", status=1)
+    check("exact kernels have no choice" in refused.err, f"{refused}")
+    check_equal(site.strays(), [], "processes left")
+    check(not [d for d in os.listdir(site.dir) if d.startswith("weightctl-")], "directories left")
 
 
 harness.run(globals())
