@@ -14,6 +14,7 @@
 #include "workerd/graph.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matrix.h"
+#include "workerd/ops/matvec-format.h"
 #include "workerd/ops/pool.h"
 #include "workerd/record.h"
 
@@ -30,10 +31,13 @@ enum {
 	MIN_GAIN = 2,
 };
 
-/* Of the ops of a row; OWN where they say so, else as the op has it. n_columns are counted in the
- * rows of x divided by n_split. */
+/*
+ * Of the ops of a row; OWN where they say so, else as the op has it. n_columns are counted in the
+ * rows of x divided by n_split. With n_core that many subgroups of each core keep x in registers
+ * and take all tiles, where there is one row of it and it goes into them (op_matvec_shape).
+ */
 struct shape_row {
-	uint32_t n_rows, n_unroll, n_subgroups, n_split;
+	uint32_t n_rows, n_unroll, n_subgroups, n_split, n_core;
 	bool is_ahead, is_own;
 };
 
@@ -66,6 +70,42 @@ static const struct shape_row shapes[] = {
 		.n_split = 1,
 		.is_ahead = true,
 		.is_own = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 32,
+		.is_ahead = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 8,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 4,
+		.n_split = 1,
+		.n_core = 32,
+		.is_ahead = true},
+	{.n_rows = 4,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true},
+	{.n_rows = 2,
+		.n_unroll = 2,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true},
 };
 
 /* A software driver takes a tenth of a second to make each. */
@@ -107,6 +147,7 @@ struct cuts {
 	struct cuts_params params;
 	bool is_software;
 	uint32_t n_lanes;
+	uint32_t n_cores;         /* 0: it does not say */
 	struct vk_memory *m;      /* u32: rows of x */
 	struct op_pool *pool;     /* of the row that is measured: a plan's would be full of them */
 	struct tuning *tuning;    /* of the cut that is measured */
@@ -120,6 +161,10 @@ struct cuts {
 
 /* ---- what there is to measure ---- */
 
+/*
+ * With the number of rows in memory of its own, on the device as a step's is: nothing here reads
+ * what the host writes for a step, so there is nothing to bring there first (workerd/mirror.h).
+ */
 static void get_params(
 	const struct cuts *c, uint32_t op, uint32_t n_rows, struct op_matmul_params *ret)
 {
@@ -192,6 +237,7 @@ int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts 
 	c->params = *params;
 	c->is_software = vk_device_get_info(params->device)->is_software;
 	c->n_lanes = vk_device_get_info(params->device)->subgroup_size;
+	c->n_cores = vk_device_get_info(params->device)->n_cores;
 	c->tuning = tuning_new();
 	if (!c->tuning)
 		r = err_set(ret_err, ENOMEM, "tuning: no memory");
@@ -285,6 +331,16 @@ static int time_cut(struct cuts *c, struct err *ret_err, uint64_t *ret_ns)
 	return r;
 }
 
+/* For products of k whose x is kept. Where it does not go into registers, one that no op takes. */
+static void hold(
+	const struct cuts *c, const struct shape_row *row, uint64_t k, struct op_matvec_shape *s)
+{
+	const uint32_t n_units = OP_MATVEC_FORMAT_UNIT * c->n_lanes;
+
+	s->n_hold = (uint32_t)((k + n_units - 1) / n_units);
+	s->n_groups = row->n_core * c->n_cores / row->n_subgroups;
+}
+
 /* Cut i of the list, for an op of the row. False behind the last. */
 static bool get_cut(const struct cuts *c, uint32_t i, const struct op_matmul_params *p,
 	struct tuning_choice *ret_choice)
@@ -310,6 +366,8 @@ static bool get_cut(const struct cuts *c, uint32_t i, const struct op_matmul_par
 		.source = p->is_staged  ? OP_MATVEC_STAGED
 			  : s[i].is_own ? OP_MATVEC_OWN
 					: OP_MATVEC_STAGE};
+	if (s[i].n_core)
+		hold(c, &s[i], p->w[0].ne[0], &ret_choice->shape);
 	return true;
 }
 

@@ -136,8 +136,7 @@ static bool is_possible(const struct tuning_choice *c)
 		       s->n_subgroups <= MAX_SUBGROUPS && s->n_groups <= MAX_GROUPS &&
 		       s->source <= OP_MATVEC_STAGED && s->n_hold <= OP_MATVEC_MAX_HOLD &&
 		       s->n_hold % s->n_unroll == 0 &&
-		       (s->n_hold == 0 ||
-			       (s->n_columns == 1 && s->source != OP_MATVEC_OWN));
+		       (s->n_hold == 0 || (s->n_columns == 1 && s->source != OP_MATVEC_OWN));
 	return t->sn >= 8 && t->sm >= 8 && t->bn >= t->sn && t->bm >= t->sm && t->bn <= MAX_EDGE &&
 	       t->bm <= MAX_EDGE && t->bn % t->sn == 0 && t->bm % t->sm == 0 && t->sn % 8 == 0 &&
 	       t->sm % 8 == 0 && (t->bk == 32 || t->bk == 64) && t->n_buffers >= 1 &&

@@ -52,6 +52,25 @@ static bool is_taken(
 	return false;
 }
 
+/* Recorded as the plan does; held against the scalar sums. */
+static void run_tuned(
+	struct op_arena *a, const struct matvec_shape *s, const struct matvec_site *site)
+{
+	const struct tuning_choice choice = {.kind = TUNING_MATVEC, .shape = s->cut};
+	struct err e = ERR_NULL;
+
+	op_arena_expect(a, site->y, site->n_y_bytes);
+	matvec_site_expect_staging(a, s, site);
+	struct tuning *t = make(&site->p, &choice);
+	op_pool_set_tuning(a->pool, t);
+	op_arena_begin(a);
+	on_device_check(op_matmul_record(a->pool, a->command, &site->p, &e), &e, "matmul");
+	op_arena_run(a);
+	matvec_site_check(a, s, site);
+	op_pool_set_tuning(a->pool, NULL);
+	tuning_free(t);
+}
+
 static void test_few_rows(void **state)
 {
 	struct op_arena a;
@@ -67,7 +86,8 @@ static void test_few_rows(void **state)
 	other.source = OP_MATVEC_STAGED;
 	assert_false(is_taken(&a, &site.p, &other));
 	other = cut;
-	other.n_subgroups = 2048 / op_pool_get_subgroup_size(a.pool);
+	other.n_subgroups =
+		2 * op_pool_get_info(a.pool)->max_invocations / op_pool_get_subgroup_size(a.pool);
 	if (other.n_subgroups <= 128)
 		assert_false(is_taken(&a, &site.p, &other));
 	struct op_matmul_params p = site.p;
@@ -90,27 +110,42 @@ static void test_few_rows(void **state)
 	op_arena_fini(&a);
 }
 
-/* Recorded as the plan does; held against the scalar sums. */
+/* x goes into registers whole, or the shape is not for this op. */
+static void test_held(void **state)
+{
+	struct op_arena a;
+	struct matvec_site site;
+
+	(void)state;
+	op_arena_init(&a, ARENA_BYTES, seed);
+	struct matvec_shape s = shape;
+	s.cut.n_columns = 1;
+	s.cut.n_hold = 2;
+	s.cut.n_groups = 3;
+	s.cut.n_subgroups = 1; /* as some software drivers have to have it */
+	s.k = 64 * s.cut.n_hold * op_pool_get_subgroup_size(a.pool);
+	matvec_site_init(&a, &s, &site);
+	assert_true(is_taken(&a, &site.p, &s.cut));
+	for (uint32_t n_hold = 1; n_hold <= OP_MATVEC_MAX_HOLD; n_hold++) {
+		struct op_matvec_shape other = s.cut;
+
+		other.n_unroll = 1;
+		other.n_hold = n_hold;
+		assert_int_equal(is_taken(&a, &site.p, &other), n_hold == 2);
+	}
+	run_tuned(&a, &s, &site);
+	op_arena_fini(&a);
+}
+
 static void test_results(void **state)
 {
-	const struct tuning_choice choice = {.kind = TUNING_MATVEC, .shape = cut};
-	struct err e = ERR_NULL;
 	struct matvec_site site;
 	struct op_arena a;
 
 	(void)state;
 	op_arena_init(&a, ARENA_BYTES, seed);
 	matvec_site_init(&a, &shape, &site);
-	op_arena_expect(&a, site.y, site.n_y_bytes);
-	matvec_site_expect_staging(&a, &shape, &site);
-	struct tuning *t = make(&site.p, &choice);
-	op_pool_set_tuning(a.pool, t);
-	op_arena_begin(&a);
-	on_device_check(op_matmul_record(a.pool, a.command, &site.p, &e), &e, "matmul");
-	op_arena_run(&a);
-	matvec_site_check(&a, &shape, &site);
-	op_pool_set_tuning(a.pool, NULL);
-	tuning_free(t);
+	run_tuned(&a, &shape, &site);
 	op_arena_fini(&a);
 }
 
@@ -173,6 +208,7 @@ int main(void)
 	const struct CMUnitTest cases[] = {
 		CASE(test_few_rows),
 		CASE(test_results),
+		CASE(test_held),
 		CASE(test_many_rows),
 	};
 
