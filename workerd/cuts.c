@@ -2,11 +2,13 @@
 #include "workerd/cuts.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "vk/command.h"
 #include "vk/device.h"
 #include "vk/memory.h"
@@ -111,6 +113,7 @@ static const struct shape_row shapes[] = {
 /* A software driver takes a tenth of a second to make each. */
 static const struct shape_row software_shapes[] = {
 	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 1, .n_split = 1},
+	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 1, .n_split = 1, .n_core = 1},
 };
 
 static const struct op_matrix_tile tiles[] = {
@@ -421,6 +424,20 @@ static int begin_row(struct cuts *c, struct err *ret_err)
 	return op_pool_new(c->params.device, ret_err, &c->pool);
 }
 
+static void log_cut(
+	const struct cuts_row *row, const struct tuning_choice *choice, int r, uint64_t ns)
+{
+	char op[TUNING_TEXT_BYTES], cut[TUNING_TEXT_BYTES];
+
+	tuning_describe_key(&row->key, op);
+	tuning_describe_choice(choice, cut);
+	if (r)
+		log_debug("tuning: %s of %u rows: %s: error %d", op, row->key.n_rows, cut, r);
+	else
+		log_debug(
+			"tuning: %s of %u rows: %s: %" PRIu64 " ns", op, row->key.n_rows, cut, ns);
+}
+
 int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
 {
 	struct tuning_choice choice;
@@ -436,6 +453,7 @@ int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
 	struct cuts_row *row = &c->rows[c->row];
 	bool is_own = c->next == 1;
 	r = time_cut(c, ret_err, &ns);
+	log_cut(row, &choice, r, ns);
 	/* A list's cut that this device's compiler does not take is none. */
 	if (r)
 		return r < 0 && !is_own ? 0 : r;

@@ -4,6 +4,7 @@
 import os
 import re
 import stat
+import subprocess
 
 import harness
 from harness import check, check_equal
@@ -114,6 +115,38 @@ def test_beside_others(site):
     found = site.ctl("tune", "--json", worker=worker).json()
     check(found["is_saved"] and found["products"], f"{found}")
     check_equal(site.ctl(*QUESTION, worker=worker).out, answer, "answer afterwards")
+
+
+def measured(worker):
+    """What has been measured, as the log has it: (product, rows, cut)."""
+    return re.findall(r"tuning: (.+) of (\d+) rows: (matvec .+|matrix .+): \d+ ns", worker.log())
+
+
+def test_held(site):
+    """x that goes into the registers of a subgroup is tried there, of one row and no other."""
+    own_cache(site)
+    # Eight lanes hold the 512 numbers of a row in one go, and the 1280 of the layer not whole.
+    site.env["LP_NATIVE_VECTOR_WIDTH"] = "256"
+    path = os.path.join(site.dir, "wide.gguf")
+    subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--embd", "512", "--ff", "1280",
+                    "--layers", "1", "--heads", "8", "--kv-heads", "2", "--head-dim", "64",
+                    "--vocab", "300"], check=True, timeout=120,
+                   stdout=subprocess.DEVNULL)
+    site.weightd({"wide": path})
+    worker = site.worker("wide", FAST)
+    before = site.ctl(*QUESTION, worker=worker).out
+    found = site.ctl("tune", "--json", worker=worker).json()
+    cuts = measured(worker)
+    check_equal({(p, int(n)) for p, n, _ in cuts},
+                {(r["product"], r["rows"]) for r in found["products"]}, "products measured")
+    tried = {}
+    for product, n, cut in cuts:
+        if cut.startswith("matvec"):
+            case = int(re.search(r" x (\d+)", product)[1]), n == "1"
+            tried.setdefault(case, set()).add(int(re.search(r"n_hold=(\d+)", cut)[1]))
+    check_equal(tried, {(512, True): {0, 1}, (512, False): {0}, (1280, True): {0},
+                        (1280, False): {0}}, "n_hold of each width, of one row and of more")
+    check_equal(site.ctl(*QUESTION, worker=worker).out, before, "answer of the tuned worker")
 
 
 def test_a_worker_of_its_own(site):
