@@ -20,7 +20,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOGS = os.path.join(ROOT, "build", "logs")
-FUZZ_SECONDS = 10
+FUZZ_SECONDS = 5
 STATIC_CHECKS = ("format", "layers", "spdx", "length", "tidy")
 BUILT_CHECKS = ("symbols", "headers")
 
