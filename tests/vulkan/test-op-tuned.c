@@ -9,8 +9,12 @@ static uint64_t seed;
 
 enum { ARENA_BYTES = 8 << 20, N_OUT = 96, K = 512 };
 
-static const struct op_matvec_shape cut = {
-	.n_rows = 4, .n_columns = 2, .n_unroll = 2, .n_subgroups = 2, .source = OP_MATVEC_STAGE};
+#define CUT                                                                   \
+	{                                                                     \
+		.n_rows = 4, .n_columns = 2, .n_unroll = 2, .n_subgroups = 2, \
+		.source = OP_MATVEC_STAGE                                     \
+	}
+static const struct op_matvec_shape cut = CUT;
 
 static const struct matvec_shape shape = {.dtypes = {DTYPE_Q8_0},
 	.n = {N_OUT},
@@ -19,7 +23,7 @@ static const struct matvec_shape shape = {.dtypes = {DTYPE_Q8_0},
 	.m = 3,
 	.has_norm = true,
 	.finish = OP_MATMUL_ADD,
-	.cut = cut};
+	.cut = CUT};
 
 static struct tuning *make(const struct op_matmul_params *p, const struct tuning_choice *choice)
 {
