@@ -17,6 +17,7 @@
 #include "workerd/kv-layout.h"
 #include "workerd/ops/attention.h"
 #include "workerd/ops/pool.h"
+#include "workerd/warm.h"
 
 enum {
 	N_HEAD = 32,
@@ -74,6 +75,7 @@ static const struct variant prefill_variants[] = {
 struct bench {
 	struct vk_device *d;
 	struct op_pool *pool;
+	struct warm *warm;
 	bool is_software;
 	enum kv_layout_type type;
 	struct kv_layout layout;
@@ -390,6 +392,7 @@ static double time_variant(struct bench *b, const struct variant *v, float *ret_
 	}
 	vk_command_stamp(c, 1);
 	on_device_check(vk_command_end(c, &e), &e, "end");
+	on_device_check(warm_up(b->warm, &e), &e, "warm up");
 	for (int i = 0; i < N_ROUNDS && !r; i++) {
 		uint64_t ticket = 0;
 		on_device_check(vk_submit(b->d, &c, 1, &e, &ticket), &e, "submit");
@@ -463,6 +466,7 @@ int main(int argc, char **argv)
 	const struct vk_device_info *info = vk_device_get_info(b.d);
 	b.is_software = info->is_software;
 	on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
+	on_device_check(warm_new(b.d, &e, &b.warm), &e, "warm");
 	printf("%s, %s\n", info->name, info->driver);
 	for (int type = 0; type < KV_LAYOUT_N_TYPES; type++) {
 		b.type = (enum kv_layout_type)type;
@@ -479,6 +483,7 @@ int main(int argc, char **argv)
 		free(b.chunk);
 		vk_memory_free(b.chunk_io);
 	}
+	warm_free(b.warm);
 	op_pool_free(b.pool);
 	vk_device_free(b.d);
 	return is_wrong;

@@ -22,6 +22,7 @@
 #include "workerd/ops/matrix-tile.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/pool.h"
+#include "workerd/warm.h"
 
 static const uint32_t peak_spirv[] =
 #include "matrix-peak.comp.inc"
@@ -61,6 +62,7 @@ struct bench {
 	struct vk_memory *io, *weights, *x, *y, *staging;
 	uint8_t *map;
 	struct vk_command *command, *upload;
+	struct warm *warm;
 	uint64_t rng;
 	double deadline;
 	uint32_t n_results;
@@ -155,6 +157,7 @@ static void init(struct bench *b, double seconds)
 	b->staging = on_device_memory(b->d, VK_MEMORY_SCRATCH, STAGING_BYTES / shrink, false);
 	b->command = on_device_command(b->d, 2);
 	b->upload = on_device_command(b->d, 0);
+	on_device_check(warm_new(b->d, &e, &b->warm), &e, "warm");
 	b->w_rows = malloc(4ull * N_SAMPLE_ROWS * MAX_K);
 	b->x_rows = malloc(4ull * N_SAMPLE_ROWS * MAX_K);
 	assert_non_null(b->w_rows);
@@ -163,6 +166,7 @@ static void init(struct bench *b, double seconds)
 
 static void fini(struct bench *b)
 {
+	warm_free(b->warm);
 	free(b->x_rows);
 	free(b->w_rows);
 	vk_command_free(b->upload);
@@ -341,11 +345,10 @@ static double get_tflops(const struct shape *s, double ns)
 	return 2.0 * s->n * s->k * s->m / ns * 1e-3;
 }
 
-#define WARM_S 0.04
-
 /* One tile of the shape that is set; 0 where the device lacks it. */
 static double run_tile(struct bench *b, const struct op_matrix_tile *tile)
 {
+	struct err e = ERR_NULL;
 	double start = now();
 
 	if (record(b, tile, 1))
@@ -354,15 +357,13 @@ static double run_tile(struct bench *b, const struct op_matrix_tile *tile)
 	double once = time_record(b);
 	bool right = is_right(b);
 	/* The driver may compile at the first use, and clocks rise. */
+	on_device_check(warm_up(b->warm, &e), &e, "warm up");
 	once = fmin(once, (record(b, tile, 1), time_record(b)));
 	uint32_t n = once > BATCH_NS ? 1 : (uint32_t)(BATCH_NS / once) + 1;
 	double best = INFINITY;
 	if (n > 40)
 		n = 40;
-	/* A GPU that had nothing to do runs at a fraction of its clock, and takes a while to rise.
-	 */
-	double warm = now() + WARM_S;
-	for (int i = 0; (i < N_BATCHES || now() < warm) && !is_software(b); i++) {
+	for (int i = 0; i < N_BATCHES && !is_software(b); i++) {
 		(void)record(b, tile, n);
 		best = fmin(best, time_record(b) / n);
 	}
@@ -436,6 +437,7 @@ static void run_peak(struct bench *b)
 		.y = vk_memory_get_address(b->y),
 		.n_rounds = is_software(b) ? 16 : 2048};
 	uint32_t size = n_subgroups * vk_device_get_info(b->d)->subgroup_size;
+	struct err e = ERR_NULL;
 	double best = INFINITY;
 
 	for (uint32_t i = 0; i < 8 * 32 * 16; i++) {
@@ -444,6 +446,7 @@ static void run_peak(struct bench *b)
 	}
 	struct vk_pipeline *p = ON_DEVICE_PIPELINE(b->d, peak_spirv, sizeof(push), .n_spec = 4,
 		.spec = {shape->n, shape->m, shape->k, size});
+	on_device_check(warm_up(b->warm, &e), &e, "warm up");
 	for (int i = 0; i < 4; i++) {
 		vk_command_begin(b->command);
 		vk_command_stamp(b->command, 0);

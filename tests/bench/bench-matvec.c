@@ -22,18 +22,17 @@
 
 #include "proto/dtype.h"
 #include "proto/manifest.h"
-#include "proto/util/clock.h"
 #include "tests/ref/ref-blocks.h"
 #include "tests/vulkan/on-device.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matvec.h"
 #include "workerd/ops/pool.h"
+#include "workerd/warm.h"
 #include "workerd/weights.h"
 
 enum {
 	N_DISPATCHES = 32,
-	N_ROUNDS = 4,
-	WARM_NS = 15 * 1000 * 1000,
+	N_ROUNDS = 12,
 	N_SAMPLES = 16, /* rows of W whose products are checked */
 	MAX_COLUMNS = OP_MATVEC_MAX_COLUMNS,
 	MIN_BYTES = 96 << 20, /* of all copies of a matrix */
@@ -114,6 +113,7 @@ struct bench {
 	struct vk_memory *weights, *scratch, *io;
 	uint8_t *map; /* of io */
 	struct vk_command *command;
+	struct warm *warm;
 	uint64_t n_weights_bytes;
 };
 
@@ -170,10 +170,12 @@ static void init(struct bench *b)
 		b->d, VK_MEMORY_IO, IO_W_AT + (b->is_quick ? 1 << 20 : MAX_MATRIX_BYTES), false);
 	b->map = (uint8_t *)on_device_map(b->io);
 	b->command = on_device_command(b->d, 2);
+	on_device_check(warm_new(b->d, &e, &b->warm), &e, "warm");
 }
 
 static void fini(struct bench *b)
 {
+	warm_free(b->warm);
 	vk_command_free(b->command);
 	vk_memory_free(b->io);
 	vk_memory_free(b->scratch);
@@ -383,10 +385,8 @@ static bool measure(struct bench *b, const struct subject *s, const struct setti
 	if (!record(b, s, set, cut))
 		return false;
 	*ret = (struct result){.us = INFINITY};
-	/* A GPU that had nothing to do runs at a fraction of its clock, and takes a while to rise.
-	 */
-	uint64_t end_ns = clock_now_ns() + (b->is_quick ? 0 : WARM_NS);
-	for (int i = 0; i < N_ROUNDS || clock_now_ns() < end_ns; i++) {
+	on_device_check(warm_up(b->warm, &e), &e, "warm up");
+	for (int i = 0; i < N_ROUNDS; i++) {
 		on_device_check(vk_submit(b->d, &b->command, 1, &e, &ticket), &e, "submit");
 		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
 		on_device_check(vk_command_get_stamps(b->command, ns), &e, "stamps");
