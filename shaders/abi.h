@@ -393,7 +393,8 @@ struct abi_mix {
 
 /* The best of a row of logits, found in parts first. */
 #define ABI_BEST_N 64
-#define ABI_BEST_PARTS 32
+#define ABI_BEST_PARTS 64
+#define ABI_BEST_HELD 4096 /* keys of a part that a workgroup keeps in registers */
 #define ABI_BEST_NONE 0xffffffffu
 
 struct abi_best {

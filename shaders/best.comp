@@ -12,8 +12,9 @@
  * Grid: PARTS x: n_parts workgroups, MERGE x: 1; y: rows. Rows beyond *m are not computed.
  * Bindings: none; addresses in struct abi_best_push.
  *
- * Nothing is sorted but the result: a radix select finds the value of the last one that is taken,
- * digit by digit from the top, counting in shared memory.
+ * Nothing is sorted but the result: the key of the last one that is taken is found bit by bit from the
+ * top, by counting those that are at least as large, until just so many are. The first N_HELD keys of
+ * an invocation stay in registers meanwhile.
  */
 #include "common.glsl"
 
@@ -24,14 +25,11 @@ layout(push_constant, std430) uniform Push
 
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Bests { abi_best at[]; };
 
-const uint N_DIGIT = 256;
-const uint N_COARSE = 16; /* runs of digits that are counted together, so that few are walked */
-const uint N_FINE = N_DIGIT / N_COARSE;
+const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
+const uint N_HELD = (ABI_BEST_HELD + LOCAL_SIZE - 1) / LOCAL_SIZE;
 
-shared uint counts[N_DIGIT];
-shared uint coarse_counts[N_COARSE];
-shared uint chosen_digit;
-shared uint n_above;  /* with larger digits than the chosen one */
+uint held_keys[N_HELD];
+shared uint counts[2][N_SUBGROUPS]; /* in turn, so that one barrier a count is enough */
 shared uint n_taken;
 shared uint lowest;
 shared uint taken_key[ABI_BEST_N];
@@ -85,58 +83,60 @@ uint local_id()
 	return gl_LocalInvocationID.x;
 }
 
-/* Of those whose key begins with prefix, how many have each next digit. */
-void count_digits(uint n, uint mask, uint prefix, uint shift)
+void hold_keys(uint n)
 {
-	for (uint d = local_id(); d < N_DIGIT; d += LOCAL_SIZE)
-		counts[d] = 0;
-	barrier();
-	for (uint i = local_id(); i < n; i += LOCAL_SIZE) {
+	[[unroll]] for (uint h = 0; h < N_HELD; h++) {
+		uint i = h * LOCAL_SIZE + local_id(), index;
+		held_keys[h] = 0;
+		if (i < n)
+			load(i, held_keys[h], index);
+	}
+}
+
+/* How many keys are at least this one, which is not 0; turn: another one than of the call before. */
+uint count_from(uint n, uint least, uint turn)
+{
+	uint sum = 0;
+
+	[[unroll]] for (uint h = 0; h < N_HELD; h++)
+		sum += held_keys[h] >= least ? 1 : 0;
+	for (uint i = N_HELD * LOCAL_SIZE + local_id(); i < n; i += LOCAL_SIZE) {
 		uint key, index;
 		load(i, key, index);
-		if (key != 0 && (key & mask) == prefix)
-			atomicAdd(counts[(key >> shift) & (N_DIGIT - 1)], 1);
+		sum += key >= least ? 1 : 0;
 	}
+	sum = sum_lanes(sum);
+	if (lane() == 0)
+		counts[turn][gl_SubgroupID] = sum;
 	barrier();
+	sum = 0;
+	[[unroll]] for (uint s = 0; s < N_SUBGROUPS; s++)
+		sum += counts[turn][s];
+	return sum;
 }
 
-/* The digit that the n_left-th from above has; 0 where there are fewer. */
-void choose_digit(uint n_left)
-{
-	for (uint c = local_id(); c < N_COARSE; c += LOCAL_SIZE) {
-		uint n = 0;
-		for (uint d = 0; d < N_FINE; d++)
-			n += counts[c * N_FINE + d];
-		coarse_counts[c] = n;
-	}
-	barrier();
-	if (local_id() == 0) {
-		uint n = 0, c = N_COARSE - 1;
-		while (c > 0 && n + coarse_counts[c] < n_left)
-			n += coarse_counts[c--];
-		uint d = (c + 1) * N_FINE - 1;
-		while (d > 0 && n + counts[d] < n_left)
-			n += counts[d--];
-		chosen_digit = d;
-		n_above = n;
-	}
-	barrier();
-}
-
-/* The key of the last one to be taken, and how many with just this key are. */
+/*
+ * The key of the last one to be taken, 0 where all can be; n_equal: of those with just this key so
+ * many, 0: all.
+ */
 uint find_last(uint n, out uint n_equal)
 {
-	uint prefix = 0, mask = 0, n_left = ABI_BEST_N;
+	uint last = 0, n_from = 0;
 
-	[[unroll]] for (int shift = 24; shift >= 0; shift -= 8) {
-		count_digits(n, mask, prefix, shift);
-		choose_digit(n_left);
-		prefix |= chosen_digit << shift;
-		mask |= (N_DIGIT - 1) << shift;
-		n_left -= n_above;
+	n_equal = 0;
+	for (int bit = 31; bit >= 0 && n_from != ABI_BEST_N; bit--) {
+		uint least = last | 1u << bit;
+		uint n_least = count_from(n, least, bit & 1);
+		if (n_least < ABI_BEST_N)
+			continue;
+		last = least;
+		n_from = n_least;
 	}
-	n_equal = n_left;
-	return prefix;
+	if (n_from > ABI_BEST_N) {
+		barrier(); /* the last count was of any turn */
+		n_equal = ABI_BEST_N - count_from(n, last + 1, 0);
+	}
+	return last;
 }
 
 void take(uint key, uint index)
@@ -174,10 +174,11 @@ void take_lowest(uint n_all, uint last, uint n)
 
 void select()
 {
-	uint n = n_items(), n_equal = 0;
-	uint last = n > ABI_BEST_N ? find_last(n, n_equal) : 0; /* 0: all are taken */
-	bool is_crowded = last != 0 && counts[last & (N_DIGIT - 1)] > n_equal;
+	uint n = n_items(), n_equal;
 
+	hold_keys(n);
+	uint last = find_last(n, n_equal);
+	bool is_crowded = n_equal > 0;
 	if (local_id() == 0)
 		n_taken = 0;
 	barrier();
