@@ -431,6 +431,19 @@ struct abi_fma {
 	ABI_U32 pad;
 };
 
+/* matrix-peak: so many matrices of A, and of B, in registers; the numbers in them. */
+#define ABI_MATRIX_PEAK_SPEC_M (ABI_SPEC_KERNEL + 0)
+#define ABI_MATRIX_PEAK_SPEC_N (ABI_SPEC_KERNEL + 1)
+#define ABI_MATRIX_PEAK_SPEC_K (ABI_SPEC_KERNEL + 2)
+#define ABI_MATRIX_PEAK_SIDE 4
+#define ABI_MATRIX_PEAK_FACTOR 2654435761u
+
+struct abi_matrix_peak {
+	ABI_ADDRESS y; /* a word for each subgroup */
+	ABI_U32 n_rounds;
+	ABI_U32 pad;
+};
+
 /*
  * The cache of a layer's experts: where their matrices are in host memory, and the slots of device
  * memory for some of them. Parts are gate, up and down.

@@ -4,8 +4,10 @@
 
 /*
  * What the device gives to a kernel that does one thing alone: reads memory that no cache holds
- * (shaders/memory.comp), multiplies and adds in registers (shaders/fma.comp). What kernels of a
- * model reach is held against it, measured in the same run: a device is not always as fast.
+ * (shaders/memory.comp), multiplies and adds in registers (shaders/fma.comp), multiplies the
+ * device's matrices there (shaders/matrix-peak.comp). What kernels of a model reach is held against
+ * it, measured in the same run: a device is not always as fast. A GPU works for half a second
+ * before it is measured (workerd/warm.h).
  *
  * Engine thread, between two steps.
  */

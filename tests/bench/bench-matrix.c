@@ -18,15 +18,12 @@
 #include "proto/manifest.h"
 #include "tests/vulkan/matrix-sample.h"
 #include "tests/vulkan/on-device.h"
+#include "workerd/ceiling.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matrix-tile.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/pool.h"
 #include "workerd/warm.h"
-
-static const uint32_t peak_spirv[] =
-#include "matrix-peak.comp.inc"
-	;
 
 enum {
 	MAX_M = 2048,
@@ -426,39 +423,11 @@ static uint32_t run_tiles(struct bench *b, uint32_t dtype, const struct shape *s
 
 static void run_peak(struct bench *b)
 {
-	const struct vk_device_matrix *shape = vk_device_get_info(b->d)->matrices;
-	const uint32_t n_subgroups = 4, n_groups = is_software(b) ? 2 : 2112;
-	struct {
-		uint64_t x;
-		uint64_t y;
-		uint32_t n_rounds;
-		uint32_t pad;
-	} push = {.x = vk_memory_get_address(b->io),
-		.y = vk_memory_get_address(b->y),
-		.n_rounds = is_software(b) ? 16 : 2048};
-	uint32_t size = n_subgroups * vk_device_get_info(b->d)->subgroup_size;
+	struct ceiling_rates rates;
 	struct err e = ERR_NULL;
-	double best = INFINITY;
 
-	for (uint32_t i = 0; i < 8 * 32 * 16; i++) {
-		uint16_t half = (uint16_t)(0x2c00 | next(b, 1 << 10) | next(b, 2) << 15);
-		memcpy(b->map + 2 * i, &half, sizeof(half));
-	}
-	struct vk_pipeline *p = ON_DEVICE_PIPELINE(b->d, peak_spirv, sizeof(push), .n_spec = 4,
-		.spec = {shape->n, shape->m, shape->k, size});
-	on_device_check(warm_up(b->warm, &e), &e, "warm up");
-	for (int i = 0; i < 4; i++) {
-		vk_command_begin(b->command);
-		vk_command_stamp(b->command, 0);
-		vk_command_dispatch(b->command, p, &push, sizeof(push), n_groups, 1, 1);
-		vk_command_stamp(b->command, 1);
-		best = fmin(best, time_record(b));
-	}
-	printf("ceiling: %u x %u x %u out of registers: %.1f TFLOP/s\n", shape->m, shape->n,
-		shape->k,
-		2.0 * shape->n * shape->m * shape->k * 16 * push.n_rounds * n_subgroups * n_groups /
-			best * 1e-3);
-	vk_pipeline_free(p);
+	on_device_check(ceiling_measure(b->d, b->pool, &e, &rates), &e, "ceilings");
+	printf("ceiling: matrices out of registers: %.3f TFLOP/s\n", rates.matrix_flops / 1e12);
 }
 
 /*
