@@ -78,14 +78,18 @@ static void print_ceilings(FILE *out, const struct worker_bench_ceilings *c)
 		"ceilings, measured in this run: reading %.1f GB/s, f32 in registers %.3f TFLOP/s",
 		c->read_bytes / 1e9, c->fma_flops / 1e12);
 	if (c->matrix_flops > 0)
-		fprintf(out, ", f16 matrices in registers %.1f TFLOP/s", c->matrix_flops / 1e12);
+		fprintf(out, ", f16 matrices in registers %.*f TFLOP/s",
+			count_decimals(c->matrix_flops / 1e12), c->matrix_flops / 1e12);
+	else
+		fputs(", no matrices: arithmetic is held against f32", out);
 	fputc('\n', out);
 }
 
 static void print_roofline(FILE *out, const struct worker_bench_result *p)
 {
-	struct bench_roofline r = {
-		.read = p->ceilings.read_bytes, .flops = bench_profile_get_ridge(p)};
+	struct bench_roofline r = {.read = p->ceilings.read_bytes,
+		.flops = bench_profile_get_ridge(p),
+		.f32_flops = p->ceilings.fma_flops};
 
 	for (; r.n_points < p->n_kernels && r.n_points < BENCH_ROOFLINE_MAX_POINTS; r.n_points++) {
 		const struct worker_bench_kernel *k = &p->kernels[r.n_points];

@@ -45,7 +45,20 @@ static bool is_drawn(const struct bench_roofline_point *p)
 /* Two at one place: '*'. */
 static void draw_point(char *at, char letter)
 {
-	*at = *at == ' ' || *at == '/' || *at == '-' ? letter : '*';
+	*at = strchr(" /-.", *at) ? letter : '*';
+}
+
+/* Where the roof is above it. */
+static void draw_f32(const struct bench_roofline *r, char cells[N_ROWS][N_COLUMNS])
+{
+	int row = r->f32_flops > 0 ? get_row(r, r->f32_flops) : 0;
+
+	if (r->f32_flops <= 0 || r->f32_flops >= r->flops)
+		return;
+	for (int i = 0; i < N_COLUMNS; i++)
+		if (bench_roofline_get_roof(r, get_intensity(i)) > r->f32_flops &&
+			cells[row][i] == ' ')
+			cells[row][i] = '.';
 }
 
 static void print_row(FILE *out, const struct bench_roofline *r, int row, const char *cells)
@@ -75,6 +88,7 @@ void bench_roofline_print(FILE *out, const struct bench_roofline *r)
 		if (roof * pow(10, N_ROWS / rows_per_decade) > r->flops)
 			cells[row][i] = roof < r->flops ? '/' : '-';
 	}
+	draw_f32(r, cells);
 	for (uint32_t i = 0; i < r->n_points && i < BENCH_ROOFLINE_MAX_POINTS; i++) {
 		const struct bench_roofline_point *p = &r->points[i];
 

@@ -5,7 +5,8 @@
 /*
  * A roofline in characters: how much arithmetic work has for each byte that it reads, against the
  * rate at which it is done. Nothing is above the roof, which is what memory gives on its slope and
- * what arithmetic gives on its ridge; both axes are logarithmic.
+ * what arithmetic gives on its ridge; both axes are logarithmic. Dots are the ridge of what does
+ * not use matrices.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -18,8 +19,9 @@ struct bench_roofline_point {
 };
 
 struct bench_roofline {
-	double read;  /* bytes a second */
-	double flops; /* operations a second, of the ridge */
+	double read;      /* bytes a second */
+	double flops;     /* operations a second, of the ridge */
+	double f32_flops; /* of a second, lower ridge, for work without matrices; 0: none */
 	uint32_t n_points;
 	struct bench_roofline_point points[BENCH_ROOFLINE_MAX_POINTS]; /* 'a' and on */
 };

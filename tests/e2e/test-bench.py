@@ -74,6 +74,18 @@ def test_json(site):
         check(abs(mean - test["avg_t_s"]) < 1e-6 * mean, f"mean of {test}")
 
 
+def check_ceilings(ceilings, kernels):
+    """Shares are of what was measured: memory's, and the higher of the arithmetic ones."""
+    read, ridge = ceilings["read_gb_s"], max(ceilings["fma_tflop_s"], ceilings["matrix_tflop_s"])
+    check(read > 0 and ceilings["fma_tflop_s"] > 0 and ceilings["matrix_tflop_s"] >= 0,
+          f"{ceilings}")
+    for k in kernels:
+        check(abs(k["read_share"] - k["gb_s"] / read) < 1e-6, f"share of reading in {k}")
+        check(abs(k["flop_share"] - k["tflop_s"] / ridge) < 1e-6, f"share of arithmetic in {k}")
+    check(any(k["read_share"] > 0 for k in kernels), "a share of reading")
+    check(any(k["flop_share"] > 0 for k in kernels), "a share of arithmetic")
+
+
 def check_profile(test, n_steps, n_rows, keys):
     """keys: what all rows see, and what their sessions have, over all steps."""
     p = test["profile"]
@@ -84,7 +96,7 @@ def check_profile(test, n_steps, n_rows, keys):
     total = sum(k["ns"] for k in kernels)
     check(abs(total - p["stamped_ns"]) <= 0.05 * total, f"{total} of {p['stamped_ns']} ns")
     check(0 < p["busy_ns"] <= p["ns"], f"busy {p['busy_ns']} of {p['ns']} ns")
-    check(p["ceilings"]["read_gb_s"] > 0 and p["ceilings"]["fma_tflop_s"] > 0, f"{p['ceilings']}")
+    check_ceilings(p["ceilings"], kernels)
 
     def count(name, what):
         return sum(k[what] for k in kernels if k["name"] == name)
@@ -151,6 +163,10 @@ def test_a_worker_that_is_there(site):
     check_equal(len(re.findall(r"^\| demo ", result.out, re.M)), 2, f"rows of {result}")
     for word in "KERNEL", "ceilings, measured", "TFLOP/s", "FLOP a byte", "GPU busy":
         check(result.out.count(word) >= 2, f"{word} in {result}")
+    # Of matrices the line has a figure, or says that there are none.
+    check_equal(len(re.findall(r"^ceilings, .* (?:f16 matrices in registers [0-9.]+ TFLOP/s|"
+                               r"no matrices: arithmetic is held against f32)$", result.out, re.M)),
+                2, "what is said of matrices")
     finished = site.finish_ctl(generation)
     check_equal(finished.status, 0, f"the generation beside it: {finished}")
     check(site.ctl("bench", "-b", 3, worker=worker, status=1).err.startswith(

@@ -276,7 +276,8 @@ static double get_number(json_t *object, const char *key)
 	return json_number_value(value);
 }
 
-static void set_profile(struct bench_result *r)
+/* matrix_flops: of the device; 0: it has none. */
+static void set_profile(struct bench_result *r, double matrix_flops)
 {
 	crew_results[0] = (struct worker_bench_result){.generate = make_phase(16, 8, 80),
 		.n_kernels = 3,
@@ -293,7 +294,7 @@ static void set_profile(struct bench_result *r)
 				.kv_bytes = 1500000,
 				.flops = 3000000},
 			{.name = "ROUTE", .shape = "-", .n_calls = 32, .ns = 5000000}},
-		.ceilings = {.read_bytes = 1e9, .fma_flops = 1e11}};
+		.ceilings = {.read_bytes = 1e9, .fma_flops = 1e11, .matrix_flops = matrix_flops}};
 	assert_int_equal(bench_result_set_profile(r, NULL), 0);
 }
 
@@ -303,7 +304,7 @@ static void test_json(void **state)
 
 	(void)state;
 	add_samples(&r);
-	set_profile(&r);
+	set_profile(&r, 0);
 	json_t *object = bench_json_get_result(&r);
 	assert_non_null(object);
 	assert_string_equal(json_string_value(json_object_get(object, "model")), "a|b");
@@ -334,12 +335,33 @@ static void test_json(void **state)
 	bench_result_fini(&r);
 }
 
+/* Shares of arithmetic are of the higher ceiling. */
+static void test_json_matrices(void **state)
+{
+	struct bench_result r = make_result(2);
+
+	(void)state;
+	add_samples(&r);
+	set_profile(&r, 4e11);
+	json_t *object = bench_json_get_result(&r);
+	assert_non_null(object);
+	json_t *profile = json_object_get(object, "profile");
+	json_t *ceilings = json_object_get(profile, "ceilings");
+	assert_true(get_number(ceilings, "matrix_tflop_s") == 0.4);
+	assert_true(get_number(ceilings, "fma_tflop_s") == 0.1);
+	json_t *kernel = json_array_get(json_object_get(profile, "kernels"), 0);
+	assert_true(fabs(get_number(kernel, "flop_share") - 0.0025) < 1e-9);
+	assert_true(get_number(kernel, "read_share") == 0.5);
+	json_decref(object);
+	bench_result_fini(&r);
+}
+
 static void test_profile(void **state)
 {
 	struct bench_result r = make_result(1);
 
 	(void)state;
-	set_profile(&r);
+	set_profile(&r, 0);
 	char *text = print(bench_profile_print, &r);
 	static const char *const lines[] = {
 		("\ntg8, 2 sessions: 8 steps of 10.000 ms: record 0.125, submit 0.250, wait 9.625; "
@@ -358,7 +380,28 @@ static void test_profile(void **state)
 		 "  "
 		 "6.2         -     -         -     -\n"),
 		("\nceilings, measured in this run: reading 1.0 GB/s, f32 in registers 0.100 "
-		 "TFLOP/s\n"),
+		 "TFLOP/s, no matrices: arithmetic is held against f32\n"),
+	};
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++)
+		if (!strstr(text, lines[i]))
+			fail_msg("expected %s in %s", lines[i], text);
+	assert_null(strstr(text, "....")); /* there is one ridge */
+	free(text);
+	bench_result_fini(&r);
+}
+
+static void test_profile_matrices(void **state)
+{
+	struct bench_result r = make_result(1);
+
+	(void)state;
+	set_profile(&r, 4e11);
+	char *text = print(bench_profile_print, &r);
+	static const char *const lines[] = {
+		"75.0    0.5000  50.0    0.0010   0.2\n",
+		("\nceilings, measured in this run: reading 1.0 GB/s, f32 in registers 0.100 "
+		 "TFLOP/s, f16 matrices in registers 0.4000 TFLOP/s\n"),
+		"....", /* f32's ridge is below that of matrices */
 	};
 	for (size_t i = 0; i < ARRAY_SIZE(lines); i++)
 		if (!strstr(text, lines[i]))
@@ -372,7 +415,7 @@ static const char roofline_text[] =
 	"  TFLOP/s\n"
 	"       64 |                              //--------------------------------\n"
 	"          |                          ////\n"
-	"          |                     /////\n"
+	"          |                     /////......................................\n"
 	"      6.4 |                 ////                       *\n"
 	"          |             ////\n"
 	"          |        ////a\n"
@@ -393,6 +436,7 @@ static void print_roofline(FILE *out, const struct bench_result *r)
 	/* The knee is at 64 operations a byte. */
 	const struct bench_roofline roofline = {.read = 1e12,
 		.flops = 64e12,
+		.f32_flops = 15e12,
 		.n_points = 6,
 		.points = {{2, 1.9e12}, {512, 6.4e12}, {512, 6.4e12}, {512, 6.4e12}, {0, 5},
 			{8, INFINITY}}};
@@ -430,7 +474,9 @@ int main(void)
 		CASE(test_join),
 		CASE(test_table),
 		CASE(test_json),
+		CASE(test_json_matrices),
 		CASE(test_profile),
+		CASE(test_profile_matrices),
 		CASE(test_roofline),
 	};
 
