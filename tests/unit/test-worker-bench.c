@@ -5,72 +5,15 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <sys/socket.h>
 
-#include "proto/stream.h"
 #include "proto/util/err.h"
 #include "proto/worker-bench.h"
-#include "proto/worker-client.h"
 #include "proto/worker-tune.h"
-#include "proto/workerd.pb-c.h"
-
-static int peer;
-
-static void reply(uint64_t id, Wk__Reply__BodyCase body, void *content)
-{
-	Wk__Reply r = WK__REPLY__INIT;
-	uint8_t data[1 << 16];
-
-	r.id = id;
-	r.body_case = body;
-	r.error = content; /* the body is a union of pointers */
-	assert_int_equal(stream_send(peer, data, (uint32_t)wk__reply__pack(&r, data)), 0);
-}
-
-/* The answers of a case are in the socket before the client asks: ids are 1 (Hello), 2, ... */
-static struct worker_client *open_client(void)
-{
-	Wk__Welcome w = WK__WELCOME__INIT;
-	struct worker_client *c = NULL;
-	struct err e = ERR_NULL;
-	int pair[2];
-
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	peer = pair[0];
-	w.protocol = STREAM_PROTOCOL;
-	w.model = (char *)"atlas";
-	reply(1, WK__REPLY__BODY_WELCOME, &w);
-	assert_int_equal(worker_client_new_connected(pair[1], &e, &c), 0);
-	return c;
-}
-
-static Wk__Request *take_request(uint64_t id)
-{
-	struct err e = ERR_NULL;
-	Wk__Request *r;
-	uint8_t *data;
-	uint32_t n;
-
-	do {
-		assert_int_equal(stream_recv(peer, &e, &data, &n), 0);
-		r = wk__request__unpack(NULL, n, data);
-		free(data);
-		assert_non_null(r);
-		if (r->id == id)
-			return r;
-		wk__request__free_unpacked(r, NULL);
-	} while (true);
-}
-
-static void close_client(struct worker_client *c)
-{
-	worker_client_free(c);
-	close(peer);
-}
+#include "tests/unit/worker-peer.h"
 
 static void begins(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	const struct worker_bench_params params = {
 		.n_sessions = 3, .n_depth = 4, .n_prompt = 5, .n_generate = 6, .seed = 7};
 	Wk__BenchReady ready = WK__BENCH_READY__INIT;
@@ -81,27 +24,25 @@ static void begins(void **state)
 	(void)state;
 	ready.n_rows = 256;
 	ready.n_dispatches = 26;
-	reply(2, WK__REPLY__BODY_BENCH_READY, &ready);
-	reply(3, WK__REPLY__BODY_DONE, &done);
+	worker_peer_reply(2, WK__REPLY__BODY_BENCH_READY, &ready);
+	worker_peer_reply(3, WK__REPLY__BODY_DONE, &done);
 	assert_int_equal(worker_bench_begin(c, &params, &e, &got), 0);
 	assert_true(got.n_rows == 256 && got.n_dispatches == 26);
-	Wk__Request *r = take_request(2);
-	assert_int_equal(r->body_case, WK__REQUEST__BODY_BENCH);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_BENCH);
 	assert_true(r->bench->n_sessions == 3 && r->bench->n_depth == 4 &&
 		    r->bench->n_prompt == 5 && r->bench->n_generate == 6 && r->bench->seed == 7);
 	wk__request__free_unpacked(r, NULL);
 	assert_int_equal(worker_bench_end(c, &e), 0);
-	r = take_request(3);
-	assert_int_equal(r->body_case, WK__REQUEST__BODY_BENCH_END);
+	r = worker_peer_take(3, WK__REQUEST__BODY_BENCH_END);
 	wk__request__free_unpacked(r, NULL);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 /* Of a phase that was, a kernel, and ceilings that nobody could divide by. */
 static void runs(void **state)
 {
 	static struct worker_bench_result got;
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__BenchRan ran = WK__BENCH_RAN__INIT;
 	Wk__BenchPhase phase = WK__BENCH_PHASE__INIT;
 	Wk__BenchKernel kernel = WK__BENCH_KERNEL__INIT, *kernels[] = {&kernel};
@@ -125,7 +66,7 @@ static void runs(void **state)
 	ceilings.fma_flops_per_second = NAN;
 	ceilings.matrix_flops_per_second = -1;
 	ran.ceilings = &ceilings;
-	reply(2, WK__REPLY__BODY_BENCH_RAN, &ran);
+	worker_peer_reply(2, WK__REPLY__BODY_BENCH_RAN, &ran);
 	assert_int_equal(worker_bench_run(c, 11, true, &e, &got), 0);
 	assert_true(got.start_ns == 5 && got.prompt.n_tokens == 64 && got.prompt.n_steps == 2 &&
 		    got.prompt.ns == 9 && got.prompt.busy_ns == 8);
@@ -136,10 +77,10 @@ static void runs(void **state)
 	assert_true(got.kernels[0].kv_bytes == 4 && got.kernels[0].is_prompt);
 	assert_true(got.ceilings.read_bytes == 3 && got.ceilings.fma_flops == 0 &&
 		    got.ceilings.matrix_flops == 0);
-	Wk__Request *r = take_request(2);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_BENCH_RUN);
 	assert_true(r->bench_run->start_ns == 11 && r->bench_run->profile);
 	wk__request__free_unpacked(r, NULL);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void refuses(void **state)
@@ -147,7 +88,7 @@ static void refuses(void **state)
 	static struct worker_bench_result got;
 	static Wk__BenchKernel kernels[WORKER_BENCH_MAX_KERNELS + 1];
 	static Wk__BenchKernel *list[WORKER_BENCH_MAX_KERNELS + 1];
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__BenchRan ran = WK__BENCH_RAN__INIT;
 	Wk__Error error = WK__ERROR__INIT;
 	Wk__Done done = WK__DONE__INIT;
@@ -157,10 +98,10 @@ static void refuses(void **state)
 	(void)state;
 	error.code = ENOENT;
 	error.text = (char *)"bench: there is none";
-	reply(2, WK__REPLY__BODY_ERROR, &error);
+	worker_peer_reply(2, WK__REPLY__BODY_ERROR, &error);
 	assert_int_equal(worker_bench_run(c, 0, false, &e, &got), -ENOENT);
 	assert_string_equal(e.text, error.text);
-	reply(3, WK__REPLY__BODY_DONE, &done);
+	worker_peer_reply(3, WK__REPLY__BODY_DONE, &done);
 	assert_int_equal(worker_bench_run(c, 0, false, &e, &got), -EPROTO);
 	for (size_t i = 0; i < ARRAY_SIZE(kernels); i++) {
 		kernels[i] = (Wk__BenchKernel)WK__BENCH_KERNEL__INIT;
@@ -168,24 +109,24 @@ static void refuses(void **state)
 	}
 	ran.kernels = list;
 	ran.n_kernels = WORKER_BENCH_MAX_KERNELS + 1;
-	reply(4, WK__REPLY__BODY_BENCH_RAN, &ran);
+	worker_peer_reply(4, WK__REPLY__BODY_BENCH_RAN, &ran);
 	assert_int_equal(worker_bench_run(c, 0, false, &e, &got), -EPROTO);
 	assert_string_equal(e.text, "worker: bench: expected at most 256 kernels, found 257");
 	memset(name, 'n', sizeof(name));
 	name[63] = '\0';
 	kernels[0].name = name;
 	ran.n_kernels = 1;
-	reply(5, WK__REPLY__BODY_BENCH_RAN, &ran);
+	worker_peer_reply(5, WK__REPLY__BODY_BENCH_RAN, &ran);
 	assert_int_equal(worker_bench_run(c, 0, false, &e, &got), -EPROTO);
 	assert_string_equal(
 		e.text, "worker: bench: kernel: expected a name of at most 47 bytes, found 63");
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 /* One that fits, then one of a text that does not. */
 static void tunes(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__Tuned tuned = WK__TUNED__INIT;
 	Wk__TuneRow rows[2] = {WK__TUNE_ROW__INIT, WK__TUNE_ROW__INIT};
 	Wk__TuneRow *list[] = {&rows[0], &rows[1]};
@@ -204,7 +145,7 @@ static void tunes(void **state)
 	tuned.is_saved = true;
 	tuned.n_rows = 2;
 	tuned.rows = list;
-	reply(2, WK__REPLY__BODY_TUNED, &tuned);
+	worker_peer_reply(2, WK__REPLY__BODY_TUNED, &tuned);
 	assert_int_equal(worker_tune_run(c, &e, &got), 0);
 	assert_true(got.ns == 11 && got.is_saved && got.n_rows == 2);
 	assert_string_equal(got.rows[0].op, "");
@@ -213,18 +154,17 @@ static void tunes(void **state)
 	assert_true(
 		got.rows[1].n_rows == 4 && got.rows[1].default_ns == 9 && got.rows[1].best_ns == 7);
 	worker_tune_fini(&got);
-	Wk__Request *r = take_request(2);
-	assert_int_equal(r->body_case, WK__REQUEST__BODY_TUNE);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TUNE);
 	wk__request__free_unpacked(r, NULL);
 	memset(text, 'x', sizeof(text));
 	text[WORKER_TUNE_TEXT_BYTES] = '\0';
 	rows[0].choice = text;
-	reply(3, WK__REPLY__BODY_TUNED, &tuned);
+	worker_peer_reply(3, WK__REPLY__BODY_TUNED, &tuned);
 	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
 	assert_null(got.rows);
-	reply(4, WK__REPLY__BODY_DONE, &done);
+	worker_peer_reply(4, WK__REPLY__BODY_DONE, &done);
 	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 int main(void)

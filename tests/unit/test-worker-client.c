@@ -7,59 +7,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "proto/stream.h"
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
-#include "proto/worker-client.h"
-#include "proto/workerd.pb-c.h"
 #include "tests/unit/socket-dir.h"
-
-/*
- * A worker's side of a socketpair. A client's ids are 1 (Hello), 2, ... so that the answers of a
- * case are in the socket before the client asks.
- */
-static int peer;
-
-static uint8_t message[STREAM_MAX_BYTES];
-
-static void reply(uint64_t id, Wk__Reply__BodyCase body, void *content)
-{
-	Wk__Reply r = WK__REPLY__INIT;
-
-	r.id = id;
-	r.body_case = body;
-	r.error = content; /* the body is a union of pointers */
-	assert_int_equal(stream_send(peer, message, (uint32_t)wk__reply__pack(&r, message)), 0);
-}
-
-static void reply_error(uint64_t id, int code, const char *text)
-{
-	Wk__Error e = WK__ERROR__INIT;
-
-	e.code = code;
-	e.text = (char *)text;
-	reply(id, WK__REPLY__BODY_ERROR, &e);
-}
-
-static void reply_done(uint64_t id)
-{
-	Wk__Done d = WK__DONE__INIT;
-
-	reply(id, WK__REPLY__BODY_DONE, &d);
-}
-
-static void reply_welcome(uint32_t protocol, const char *model)
-{
-	Wk__Welcome w = WK__WELCOME__INIT;
-
-	w.protocol = protocol;
-	w.build = (char *)"test";
-	w.model = (char *)model;
-	w.generation = 3;
-	w.n_ctx = 512;
-	w.has_chat_template = true;
-	reply(1, WK__REPLY__BODY_WELCOME, &w);
-}
+#include "tests/unit/worker-peer.h"
 
 static void reply_token(uint64_t id, uint32_t token, const char *text)
 {
@@ -67,7 +18,7 @@ static void reply_token(uint64_t id, uint32_t token, const char *text)
 
 	t.id = token;
 	t.text = (ProtobufCBinaryData){.data = (uint8_t *)text, .len = strlen(text)};
-	reply(id, WK__REPLY__BODY_TOKEN, &t);
+	worker_peer_reply(id, WK__REPLY__BODY_TOKEN, &t);
 }
 
 static void reply_finished(uint64_t id, int reason)
@@ -78,64 +29,12 @@ static void reply_finished(uint64_t id, int reason)
 	f.prompt_tokens = 4;
 	f.generated_tokens = 2;
 	f.seed = 99;
-	reply(id, WK__REPLY__BODY_FINISHED, &f);
-}
-
-static void open_peer(int *ret_fd)
-{
-	int pair[2];
-
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	peer = pair[0];
-	*ret_fd = pair[1];
-}
-
-/* What the client sent; free it with wk__request__free_unpacked. */
-static Wk__Request *take_request(uint64_t id, Wk__Request__BodyCase body)
-{
-	struct err e = ERR_NULL;
-	uint8_t *data;
-	uint32_t n;
-
-	assert_int_equal(stream_recv(peer, &e, &data, &n), 0);
-	Wk__Request *r = wk__request__unpack(NULL, n, data);
-	free(data);
-	assert_non_null(r);
-	assert_int_equal(r->id, id);
-	assert_int_equal(r->body_case, body);
-	return r;
-}
-
-static void drop_request(uint64_t id, Wk__Request__BodyCase body)
-{
-	wk__request__free_unpacked(take_request(id, body), NULL);
-}
-
-static struct worker_client *open_client(void)
-{
-	struct worker_client *c = NULL;
-	struct err e = ERR_NULL;
-	int fd;
-
-	open_peer(&fd);
-	reply_welcome(STREAM_PROTOCOL, "atlas");
-	if (worker_client_new_connected(fd, &e, &c) != 0)
-		fail_msg("%s", e.text);
-	Wk__Request *r = take_request(1, WK__REQUEST__BODY_HELLO);
-	assert_int_equal(r->hello->protocol, STREAM_PROTOCOL);
-	wk__request__free_unpacked(r, NULL);
-	return c;
-}
-
-static void close_client(struct worker_client *c)
-{
-	assert_null(worker_client_free(c));
-	close(peer);
+	worker_peer_reply(id, WK__REPLY__BODY_FINISHED, &f);
 }
 
 static void says_hello(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	const struct worker_client_info *info = worker_client_get_info(c);
 
 	(void)state;
@@ -144,7 +43,7 @@ static void says_hello(void **state)
 	assert_int_equal(info->n_ctx, 512);
 	assert_true(info->has_chat_template);
 	assert_true(worker_client_get_fd(c) >= 0);
-	close_client(c);
+	worker_peer_close_client(c);
 	assert_null(worker_client_free(NULL));
 }
 
@@ -156,42 +55,42 @@ static void refuses_a_bad_welcome(void **state)
 	int fd;
 
 	(void)state;
-	open_peer(&fd);
-	reply_error(1, EPROTO, "protocol: expected 9, found 1");
+	worker_peer_open(&fd);
+	worker_peer_reply_error(1, EPROTO, "protocol: expected 9, found 1");
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EPROTO);
 	assert_string_equal(e.text, "protocol: expected 9, found 1");
-	close(peer);
+	close(worker_peer);
 
-	open_peer(&fd);
-	reply_welcome(STREAM_PROTOCOL + 1, "atlas");
+	worker_peer_open(&fd);
+	worker_peer_welcome(STREAM_PROTOCOL + 1, "atlas");
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EPROTO);
 	assert_non_null(strstr(e.text, "expected 1, found 2"));
-	close(peer);
+	close(worker_peer);
 
 	memset(name, 'n', sizeof(name) - 1);
 	name[sizeof(name) - 1] = '\0';
-	open_peer(&fd);
-	reply_welcome(STREAM_PROTOCOL, name);
+	worker_peer_open(&fd);
+	worker_peer_welcome(STREAM_PROTOCOL, name);
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EPROTO);
 	assert_non_null(strstr(e.text, "model"));
-	close(peer);
+	close(worker_peer);
 
 	/* The connection itself is refused: before Hello is sent, or while it is waited for. */
-	open_peer(&fd);
-	reply_error(0, EBUSY, "all 64 client connections are taken");
+	worker_peer_open(&fd);
+	worker_peer_reply_error(0, EBUSY, "all 64 client connections are taken");
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EBUSY);
 	assert_string_equal(e.text, "all 64 client connections are taken");
-	close(peer);
+	close(worker_peer);
 
-	open_peer(&fd);
-	reply_error(0, EBUSY, "all 64 client connections are taken");
-	close(peer);
+	worker_peer_open(&fd);
+	worker_peer_reply_error(0, EBUSY, "all 64 client connections are taken");
+	close(worker_peer);
 	e = ERR_NULL;
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -EBUSY);
 	assert_string_equal(e.text, "all 64 client connections are taken");
 
-	open_peer(&fd);
-	close(peer);
+	worker_peer_open(&fd);
+	close(worker_peer);
 	assert_int_equal(worker_client_new_connected(fd, &e, &c), -ECONNRESET);
 	assert_string_equal(e.text, "worker closed the connection");
 	assert_null(c);
@@ -199,35 +98,35 @@ static void refuses_a_bad_welcome(void **state)
 
 static void handles_sessions(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__SessionOpened opened = WK__SESSION_OPENED__INIT;
 	struct err e = ERR_NULL;
 	uint64_t session = 0;
 
 	(void)state;
 	opened.session = 11;
-	reply(2, WK__REPLY__BODY_SESSION_OPENED, &opened);
+	worker_peer_reply(2, WK__REPLY__BODY_SESSION_OPENED, &opened);
 	assert_int_equal(worker_client_open_session(c, &e, &session), 0);
 	assert_int_equal(session, 11);
-	drop_request(2, WK__REQUEST__BODY_OPEN_SESSION);
+	worker_peer_drop(2, WK__REQUEST__BODY_OPEN_SESSION);
 
-	reply_done(3);
+	worker_peer_reply_done(3);
 	assert_int_equal(worker_client_truncate(c, 11, 5, &e), 0);
-	Wk__Request *r = take_request(3, WK__REQUEST__BODY_TRUNCATE);
+	Wk__Request *r = worker_peer_take(3, WK__REQUEST__BODY_TRUNCATE);
 	assert_int_equal(r->truncate->session, 11);
 	assert_int_equal(r->truncate->n_tokens, 5);
 	wk__request__free_unpacked(r, NULL);
 
-	reply_done(4);
+	worker_peer_reply_done(4);
 	assert_int_equal(worker_client_close_session(c, 11, &e), 0);
-	r = take_request(4, WK__REQUEST__BODY_CLOSE_SESSION);
+	r = worker_peer_take(4, WK__REQUEST__BODY_CLOSE_SESSION);
 	assert_int_equal(r->close_session->session, 11);
 	wk__request__free_unpacked(r, NULL);
 
-	reply_error(5, ENOENT, "session 11: unknown");
+	worker_peer_reply_error(5, ENOENT, "session 11: unknown");
 	assert_int_equal(worker_client_close_session(c, 11, &e), -ENOENT);
 	assert_string_equal(e.text, "session 11: unknown");
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void appends(void **state)
@@ -236,32 +135,32 @@ static void appends(void **state)
 		{"system", "be brief", 8},
 		{"user", "a\0b", 3},
 	};
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__Appended appended = WK__APPENDED__INIT;
 	struct err e = ERR_NULL;
 	uint32_t n = 0;
 
 	(void)state;
 	appended.n_total = 9;
-	reply(2, WK__REPLY__BODY_APPENDED, &appended);
+	worker_peer_reply(2, WK__REPLY__BODY_APPENDED, &appended);
 	assert_int_equal(worker_client_append_text(c, 1, "hi", 2, true, &e, &n), 0);
 	assert_int_equal(n, 9);
-	Wk__Request *r = take_request(2, WK__REQUEST__BODY_APPEND);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_APPEND);
 	assert_int_equal(r->append->input_case, WK__APPEND__INPUT_TEXT);
 	assert_int_equal(r->append->text->text.len, 2);
 	assert_true(r->append->text->parse_special);
 	wk__request__free_unpacked(r, NULL);
 
-	reply(3, WK__REPLY__BODY_APPENDED, &appended);
+	worker_peer_reply(3, WK__REPLY__BODY_APPENDED, &appended);
 	assert_int_equal(worker_client_append_tokens(c, 1, (uint32_t[]){7, 8}, 2, &e, &n), 0);
-	r = take_request(3, WK__REQUEST__BODY_APPEND);
+	r = worker_peer_take(3, WK__REQUEST__BODY_APPEND);
 	assert_int_equal(r->append->tokens->n_ids, 2);
 	assert_int_equal(r->append->tokens->ids[1], 8);
 	wk__request__free_unpacked(r, NULL);
 
-	reply(4, WK__REPLY__BODY_APPENDED, &appended);
+	worker_peer_reply(4, WK__REPLY__BODY_APPENDED, &appended);
 	assert_int_equal(worker_client_append_chat(c, 1, messages, 2, &e, &n), 0);
-	r = take_request(4, WK__REQUEST__BODY_APPEND);
+	r = worker_peer_take(4, WK__REQUEST__BODY_APPEND);
 	assert_int_equal(r->append->chat->n_messages, 2);
 	assert_string_equal(r->append->chat->messages[0]->role, "system");
 	assert_int_equal(r->append->chat->messages[1]->content.len, 3);
@@ -270,12 +169,12 @@ static void appends(void **state)
 	wk__request__free_unpacked(r, NULL);
 
 	/* Larger than a message may be: refused here, and the connection goes on. */
-	assert_int_equal(
-		worker_client_append_text(c, 1, (char *)message, STREAM_MAX_BYTES, false, &e, &n),
+	assert_int_equal(worker_client_append_text(c, 1, (char *)worker_peer_message,
+				 STREAM_MAX_BYTES, false, &e, &n),
 		-EMSGSIZE);
-	reply(6, WK__REPLY__BODY_APPENDED, &appended);
+	worker_peer_reply(6, WK__REPLY__BODY_APPENDED, &appended);
 	assert_int_equal(worker_client_append_text(c, 1, "hi", 2, true, &e, &n), 0);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 struct heard {
@@ -310,7 +209,7 @@ static void generates(void **state)
 		.context_shift = true,
 		.n_keep = 17,
 	};
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	struct worker_client_finished f;
 	struct heard heard = {0};
 	struct err e = ERR_NULL;
@@ -326,7 +225,7 @@ static void generates(void **state)
 	assert_int_equal(f.reason, WORKER_CLIENT_LENGTH);
 	assert_int_equal(f.prompt_tokens, 4);
 	assert_int_equal(f.seed, 99);
-	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_GENERATE);
 	assert_int_equal(r->generate->session, 11);
 	assert_int_equal(r->generate->n_predict, 2);
 	assert_true(r->generate->context_shift);
@@ -336,12 +235,12 @@ static void generates(void **state)
 	assert_int_equal(r->generate->n_stop, 2);
 	assert_int_equal(r->generate->stop[1].len, 3);
 	wk__request__free_unpacked(r, NULL);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void expect_sampling(void)
 {
-	Wk__Request *r = take_request(2, WK__REQUEST__BODY_GENERATE);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_GENERATE);
 	const Wk__Sampling *s = r->generate->sampling;
 	assert_true(s->typical_p == 0.25f && s->frequency_penalty == 1 && s->presence_penalty == 2);
 	assert_true(s->dry_multiplier == 3 && s->dry_base == 4);
@@ -377,7 +276,7 @@ static void asks_for_logprobs(void **state)
 		.n_logprobs = 2,
 	};
 	Wk__Logprob rows[21], *list[21];
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	struct worker_client_finished f;
 	struct heard heard = {0};
 	struct err e = ERR_NULL;
@@ -395,7 +294,7 @@ static void asks_for_logprobs(void **state)
 	rows[0].id = 8;
 	rows[0].logprob = -0.125f;
 	rows[1].text = (ProtobufCBinaryData){.data = (uint8_t *)"ab", .len = 2};
-	reply(2, WK__REPLY__BODY_TOKEN, &t);
+	worker_peer_reply(2, WK__REPLY__BODY_TOKEN, &t);
 	reply_finished(2, WORKER_CLIENT_STOP);
 	assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), 0);
 	assert_true(heard.last.logprob == -0.25f && heard.last.top[0].logprob == -0.125f);
@@ -406,11 +305,11 @@ static void asks_for_logprobs(void **state)
 	expect_sampling();
 	/* More than can have been asked for. */
 	t.n_top = ARRAY_SIZE(rows);
-	reply(3, WK__REPLY__BODY_TOKEN, &t);
+	worker_peer_reply(3, WK__REPLY__BODY_TOKEN, &t);
 	assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), -EPROTO);
 	assert_string_equal(e.text, "worker: token: expected at most 20 likeliest, found 21");
 	worker_client_free(c);
-	close(peer);
+	close(worker_peer);
 }
 
 static void reply_index(bool is_token, uint32_t id, uint32_t index)
@@ -422,9 +321,9 @@ static void reply_index(bool is_token, uint32_t id, uint32_t index)
 	t.index = f.index = index;
 	t.id = f.generated_tokens = id;
 	if (is_token)
-		reply(2, WK__REPLY__BODY_TOKEN, &t);
+		worker_peer_reply(2, WK__REPLY__BODY_TOKEN, &t);
 	else
-		reply(2, WK__REPLY__BODY_FINISHED, &f);
+		worker_peer_reply(2, WK__REPLY__BODY_FINISHED, &f);
 }
 
 /* Three completions end in any order, each once. */
@@ -435,7 +334,7 @@ static void takes_completions(void **state)
 
 	(void)state;
 	for (int i = 0; i < 5; i++) {
-		struct worker_client *c = open_client();
+		struct worker_client *c = worker_peer_open_client();
 		struct heard heard = {0};
 		struct err e = ERR_NULL;
 
@@ -450,12 +349,12 @@ static void takes_completions(void **state)
 			assert_int_equal(f[k].generated_tokens, 10 + k);
 		if (i == 0) {
 			assert_int_equal(heard.n, 2);
-			Wk__Request *request = take_request(2, WK__REQUEST__BODY_GENERATE);
+			Wk__Request *request = worker_peer_take(2, WK__REQUEST__BODY_GENERATE);
 			assert_int_equal(request->generate->n, 3);
 			wk__request__free_unpacked(request, NULL);
 		}
 		worker_client_free(c);
-		close(peer);
+		close(worker_peer);
 	}
 }
 
@@ -466,7 +365,7 @@ static void cancels(void **state)
 
 	(void)state;
 	for (int answer_first = 0; answer_first < 2; answer_first++) {
-		struct worker_client *c = open_client();
+		struct worker_client *c = worker_peer_open_client();
 		struct worker_client_finished f;
 		struct heard heard = {.n_wanted = 1};
 		struct err e = ERR_NULL;
@@ -474,28 +373,28 @@ static void cancels(void **state)
 		reply_token(2, 5, "one");
 		reply_token(2, 6, "two");
 		if (answer_first)
-			reply_done(3);
+			worker_peer_reply_done(3);
 		reply_finished(2, WORKER_CLIENT_CANCELLED);
 		if (!answer_first)
-			reply_error(3, ENOENT, "nothing to cancel");
+			worker_peer_reply_error(3, ENOENT, "nothing to cancel");
 		assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), 0);
 		assert_string_equal(heard.text, "one");
 		assert_int_equal(f.reason, WORKER_CLIENT_CANCELLED);
-		drop_request(2, WK__REQUEST__BODY_GENERATE);
-		Wk__Request *r = take_request(3, WK__REQUEST__BODY_CANCEL);
+		worker_peer_drop(2, WK__REQUEST__BODY_GENERATE);
+		Wk__Request *r = worker_peer_take(3, WK__REQUEST__BODY_CANCEL);
 		assert_int_equal(r->cancel->session, 11);
 		wk__request__free_unpacked(r, NULL);
 
-		reply_done(4);
+		worker_peer_reply_done(4);
 		assert_int_equal(worker_client_close_session(c, 11, &e), 0);
-		close_client(c);
+		worker_peer_close_client(c);
 	}
 }
 
 static void cancels_others_from_within(void **state)
 {
 	const struct worker_client_generate g = {0};
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	struct worker_client_finished f;
 	struct heard heard = {.client = c};
 	struct err e = ERR_NULL;
@@ -503,17 +402,17 @@ static void cancels_others_from_within(void **state)
 
 	(void)state;
 	reply_token(2, 5, "one");
-	reply_done(3);
+	worker_peer_reply_done(3);
 	reply_finished(2, WORKER_CLIENT_STOP);
 	assert_int_equal(worker_client_generate(c, 11, &g, hear, &heard, &e, &f), 0);
 	assert_int_equal(f.reason, WORKER_CLIENT_STOP);
-	drop_request(2, WK__REQUEST__BODY_GENERATE);
-	drop_request(3, WK__REQUEST__BODY_CANCEL);
+	worker_peer_drop(2, WK__REQUEST__BODY_GENERATE);
+	worker_peer_drop(3, WK__REQUEST__BODY_CANCEL);
 	/* A worker that never answers Cancels does not make the client grow. */
 	for (int i = 0; i < 100 && r == 0; i++)
 		r = worker_client_cancel(c, 1, &e);
 	assert_int_equal(r, -EBUSY);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void refuses_bad_generations(void **state)
@@ -526,13 +425,13 @@ static void refuses_bad_generations(void **state)
 
 	(void)state;
 	for (int i = 0; i < 7; i++) {
-		struct worker_client *c = open_client();
+		struct worker_client *c = worker_peer_open_client();
 		struct heard heard = {0};
 		struct err e = ERR_NULL;
 		int expected = -EPROTO;
 
 		if (i == 0)
-			reply_done(2);
+			worker_peer_reply_done(2);
 		if (i == 1)
 			reply_finished(2, 0);
 		if (i == 2)
@@ -540,12 +439,12 @@ static void refuses_bad_generations(void **state)
 		if (i == 3)
 			reply_token(3, 5, "other id");
 		if (i == 4) {
-			reply_error(2, ENOENT, "session 11: unknown");
+			worker_peer_reply_error(2, ENOENT, "session 11: unknown");
 			expected = -ENOENT;
 		}
 		if (i == 5) {
 			reply_token(2, 5, "x");
-			close(peer);
+			close(worker_peer);
 			expected = -ECONNRESET;
 		}
 		if (i == 6)
@@ -556,13 +455,13 @@ static void refuses_bad_generations(void **state)
 		assert_string_not_equal(e.text, "");
 		worker_client_free(c);
 		if (i != 5)
-			close(peer);
+			close(worker_peer);
 	}
 }
 
 static void tokenizes(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	Wk__Tokens tokens = WK__TOKENS__INIT;
 	Wk__Text text = WK__TEXT__INIT;
 	struct err e = ERR_NULL;
@@ -572,39 +471,39 @@ static void tokenizes(void **state)
 	(void)state;
 	tokens.n_ids = 3;
 	tokens.ids = (uint32_t[]){4, 5, 6};
-	reply(2, WK__REPLY__BODY_TOKENS, &tokens);
+	worker_peer_reply(2, WK__REPLY__BODY_TOKENS, &tokens);
 	assert_int_equal(worker_client_tokenize(c, "abc", 3, true, &e, &ids, &n), 0);
 	assert_int_equal(n, 3);
 	assert_int_equal(ids[2], 6);
 	free(ids);
-	Wk__Request *r = take_request(2, WK__REQUEST__BODY_TOKENIZE);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TOKENIZE);
 	assert_memory_equal(r->tokenize->text->text.data, "abc", 3);
 	assert_true(r->tokenize->text->parse_special);
 	wk__request__free_unpacked(r, NULL);
 
 	text.text = (ProtobufCBinaryData){.data = (uint8_t *)"a\0c", .len = 3};
-	reply(3, WK__REPLY__BODY_TEXT, &text);
+	worker_peer_reply(3, WK__REPLY__BODY_TEXT, &text);
 	assert_int_equal(worker_client_detokenize(c, (uint32_t[]){4, 5}, 2, &e, &s, &n), 0);
 	assert_int_equal(n, 3);
 	assert_memory_equal(s, "a\0c", 4);
 	free(s);
-	r = take_request(3, WK__REQUEST__BODY_DETOKENIZE);
+	r = worker_peer_take(3, WK__REQUEST__BODY_DETOKENIZE);
 	assert_int_equal(r->detokenize->tokens->n_ids, 2);
 	wk__request__free_unpacked(r, NULL);
 
 	/* Nothing to nothing. */
 	text.text.len = 0;
-	reply(4, WK__REPLY__BODY_TEXT, &text);
+	worker_peer_reply(4, WK__REPLY__BODY_TEXT, &text);
 	assert_int_equal(worker_client_detokenize(c, NULL, 0, &e, &s, &n), 0);
 	assert_int_equal(n, 0);
 	assert_string_equal(s, "");
 	free(s);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void reads_status(void **state)
 {
-	struct worker_client *c = open_client();
+	struct worker_client *c = worker_peer_open_client();
 	static uint8_t identity[] = "0123456789abcdef0123456789abcdefg";
 	Wk__Role role = WK__ROLE__INIT, *roles[9];
 	Wk__Status m = WK__STATUS__INIT;
@@ -626,7 +525,7 @@ static void reads_status(void **state)
 	m.weightd_connected = true;
 	m.n_prefixes = 3;
 	m.prefix_bytes = 1ull << 40;
-	reply(2, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(2, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), 0);
 	assert_int_equal(s.pid, 42);
 	assert_string_equal(s.model, "atlas");
@@ -645,7 +544,7 @@ static void reads_status(void **state)
 	experts.fetched = 2;
 	experts.direct = 1;
 	m.experts = &experts;
-	reply(3, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(3, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), 0);
 	assert_int_equal(s.experts.n_slots, 128);
 	assert_true(s.experts.n_bytes == 1ull << 40);
@@ -655,24 +554,24 @@ static void reads_status(void **state)
 
 	assert_false(s.has_identity);
 	m.identity = (ProtobufCBinaryData){.len = 32, .data = identity};
-	reply(4, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(4, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), 0);
 	assert_true(s.has_identity);
 	assert_memory_equal(s.identity, identity, 32);
 	s.pid = -1;
 	m.identity.len = 33;
-	reply(5, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(5, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	m.identity.len = 0;
 	m.n_roles = 9;
-	reply(6, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(6, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	m.n_roles = 1;
 	role.name = (char *)"a name that is longer than any role has";
-	reply(7, WK__REPLY__BODY_STATUS, &m);
+	worker_peer_reply(7, WK__REPLY__BODY_STATUS, &m);
 	assert_int_equal(worker_client_status(c, &e, &s), -EPROTO);
 	assert_int_equal(s.pid, -1);
-	close_client(c);
+	worker_peer_close_client(c);
 }
 
 static void refuses_broken_messages(void **state)
@@ -691,14 +590,15 @@ static void refuses_broken_messages(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-		struct worker_client *c = open_client();
+		struct worker_client *c = worker_peer_open_client();
 		struct err e = ERR_NULL;
 
-		assert_int_equal(send(peer, rows[i].bytes, rows[i].n, MSG_NOSIGNAL), rows[i].n);
-		shutdown(peer, SHUT_WR);
+		assert_int_equal(
+			send(worker_peer, rows[i].bytes, rows[i].n, MSG_NOSIGNAL), rows[i].n);
+		shutdown(worker_peer, SHUT_WR);
 		assert_int_equal(worker_client_truncate(c, 1, 0, &e), rows[i].r);
 		assert_string_not_equal(e.text, "");
-		close_client(c);
+		worker_peer_close_client(c);
 	}
 }
 
@@ -706,10 +606,10 @@ static void *serve_one(void *arg)
 {
 	const int *listener = arg;
 
-	while ((peer = accept4(*listener, NULL, NULL, SOCK_CLOEXEC)) < 0)
+	while ((worker_peer = accept4(*listener, NULL, NULL, SOCK_CLOEXEC)) < 0)
 		usleep(1000);
-	drop_request(1, WK__REQUEST__BODY_HELLO);
-	reply_welcome(STREAM_PROTOCOL, "atlas");
+	worker_peer_drop(1, WK__REQUEST__BODY_HELLO);
+	worker_peer_welcome(STREAM_PROTOCOL, "atlas");
 	return NULL;
 }
 
@@ -730,7 +630,7 @@ static void connects_to_a_path(void **state)
 	assert_int_equal(worker_client_new(NULL, &e, &c), 0);
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	assert_string_equal(worker_client_get_info(c)->model, "atlas");
-	close_client(c);
+	worker_peer_close_client(c);
 	close(listener);
 	socket_dir_free(&dir);
 
