@@ -141,15 +141,3 @@ int worker_bench_run(struct worker_client *c, uint64_t start_ns, bool is_profile
 	int r = call(c, &request, WK__REPLY__BODY_BENCH_RAN, ret_err, &reply);
 	return r ? r : read_ran(reply->bench_ran, ret_err, ret_result);
 }
-
-int worker_bench_end(struct worker_client *c, struct err *ret_err)
-{
-	_cleanup_(worker_link_free_reply)
-	Wk__Reply *reply = NULL;
-	Wk__BenchEnd m = WK__BENCH_END__INIT;
-	Wk__Request request = WK__REQUEST__INIT;
-
-	request.body_case = WK__REQUEST__BODY_BENCH_END;
-	request.bench_end = &m;
-	return call(c, &request, WK__REPLY__BODY_DONE, ret_err, &reply);
-}

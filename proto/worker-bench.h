@@ -78,11 +78,11 @@ struct worker_bench_result {
 int must_check worker_bench_begin(struct worker_client *c, const struct worker_bench_params *params,
 	struct err *ret_err, struct worker_bench_ready *ret_ready);
 
-/* Blocks for a run; start_ns of CLOCK_MONOTONIC, 0: now. */
+/*
+ * Blocks for a run; start_ns of CLOCK_MONOTONIC, 0: now. The sessions of the last go with the
+ * connection, or with another worker_bench_begin.
+ */
 int must_check worker_bench_run(struct worker_client *c, uint64_t start_ns, bool is_profile,
 	struct err *ret_err, struct worker_bench_result *ret_result);
-
-/* Its sessions go; the connection's end does the same. */
-int must_check worker_bench_end(struct worker_client *c, struct err *ret_err);
 
 #endif

@@ -17,7 +17,6 @@ static void begins(void **state)
 	const struct worker_bench_params params = {
 		.n_sessions = 3, .n_depth = 4, .n_prompt = 5, .n_generate = 6, .seed = 7};
 	Wk__BenchReady ready = WK__BENCH_READY__INIT;
-	Wk__Done done = WK__DONE__INIT;
 	struct worker_bench_ready got;
 	struct err e = ERR_NULL;
 
@@ -25,15 +24,11 @@ static void begins(void **state)
 	ready.n_rows = 256;
 	ready.n_dispatches = 26;
 	worker_peer_reply(2, WK__REPLY__BODY_BENCH_READY, &ready);
-	worker_peer_reply(3, WK__REPLY__BODY_DONE, &done);
 	assert_int_equal(worker_bench_begin(c, &params, &e, &got), 0);
 	assert_true(got.n_rows == 256 && got.n_dispatches == 26);
 	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_BENCH);
 	assert_true(r->bench->n_sessions == 3 && r->bench->n_depth == 4 &&
 		    r->bench->n_prompt == 5 && r->bench->n_generate == 6 && r->bench->seed == 7);
-	wk__request__free_unpacked(r, NULL);
-	assert_int_equal(worker_bench_end(c, &e), 0);
-	r = worker_peer_take(3, WK__REQUEST__BODY_BENCH_END);
 	wk__request__free_unpacked(r, NULL);
 	worker_peer_close_client(c);
 }
