@@ -28,13 +28,21 @@ struct worker_tune_row {
 struct worker_tune_result {
 	uint64_t ns;
 	bool is_saved;
+	uint32_t n_products;
 	uint32_t n_rows;
 	struct worker_tune_row *rows; /* [n_rows], the result's */
 };
 
-/* Blocks while it measures, which takes minutes on some devices. The worker's refusal. */
-int must_check worker_tune_run(
-	struct worker_client *c, struct err *ret_err, struct worker_tune_result *ret_result);
+/* n_done of n_products have been measured, row is the last of them; borrowed. */
+typedef void (*worker_tune_progress_fn)(
+	void *userdata, const struct worker_tune_row *row, uint32_t n_done, uint32_t n_products);
+
+/*
+ * Blocks while it measures, up to a minute or so; progress (may be NULL) is called meanwhile. The
+ * worker's refusal.
+ */
+int must_check worker_tune_run(struct worker_client *c, worker_tune_progress_fn progress,
+	void *userdata, struct err *ret_err, struct worker_tune_result *ret_result);
 void worker_tune_fini(struct worker_tune_result *result);
 
 #endif

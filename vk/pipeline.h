@@ -25,7 +25,10 @@ struct vk_pipeline_params {
 	uint32_t spec[VK_PIPELINE_MAX_SPEC];
 };
 
-/* Full subgroups of the device's default size are required where the device can promise them. */
+/*
+ * Full subgroups of the device's default size are required where the device can promise them. Any
+ * thread.
+ */
 int must_check vk_pipeline_new(struct vk_device *d, const struct vk_pipeline_params *params,
 	struct err *ret_err, struct vk_pipeline **ret_pipeline);
 struct vk_pipeline *vk_pipeline_free(struct vk_pipeline *p);

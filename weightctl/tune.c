@@ -16,28 +16,33 @@ static double to_us(uint64_t ns)
 	return (double)ns / 1000;
 }
 
-static int print(const struct worker_tune_result *result)
+/* A line for each product as soon as it is measured: who waits sees what it does. */
+static void print_row(
+	void *userdata, const struct worker_tune_row *row, uint32_t n_done, uint32_t n_products)
 {
-	int width = (int)strlen("PRODUCT");
+	double gain = row->best_ns ? (double)row->default_ns / (double)row->best_ns : 1;
 
-	for (uint32_t i = 0; i < result->n_rows; i++) {
-		int n = (int)strlen(result->rows[i].op);
-		width = n > width ? n : width;
-	}
-	printf("%-*s %5s %11s %11s   %s\n", width, "PRODUCT", "ROWS", "DEFAULT us", "BEST us",
-		"CUT");
-	for (uint32_t i = 0; i < result->n_rows; i++) {
-		const struct worker_tune_row *row = &result->rows[i];
+	(void)userdata;
+	printf("%3u/%-3u %5u %10.1f %10.1f %6.2f  ", n_done, n_products, row->n_rows,
+		to_us(row->default_ns), to_us(row->best_ns), gain);
+	output_clean(row->op);
+	fputs(": ", stdout);
+	output_clean(row->choice);
+	putchar('\n');
+	fflush(stdout);
+}
 
-		output_clean(row->op);
-		printf("%*s %5u %11.1f %11.1f   ", width - (int)strlen(row->op), "", row->n_rows,
-			to_us(row->default_ns), to_us(row->best_ns));
-		output_clean(row->choice);
-		putchar('\n');
-	}
-	printf("%u choices in %.1f s, %s\n", result->n_rows, (double)result->ns / 1e9,
+static void print_end(const struct worker_tune_result *result)
+{
+	uint32_t n_faster = 0;
+
+	for (uint32_t i = 0; i < result->n_rows; i++)
+		n_faster += result->rows[i].best_ns < result->rows[i].default_ns;
+	printf("%u of %u products in %.1f s, %u faster than by default, %s\n", result->n_rows,
+		result->n_products, (double)result->ns / 1e9, n_faster,
 		result->is_saved ? "kept on disk" : "not kept on disk: the worker's log says why");
-	return 0;
+	if (result->n_rows < result->n_products)
+		puts("the others would take too long, and stay as they were");
 }
 
 static json_t *to_json(const struct worker_tune_result *result)
@@ -56,8 +61,8 @@ static json_t *to_json(const struct worker_tune_result *result)
 			rows = NULL;
 		}
 	}
-	return json_pack("{s:I, s:b, s:o}", "ns", (json_int_t)result->ns, "is_saved",
-		result->is_saved, "products", rows);
+	return json_pack("{s:I, s:b, s:I, s:o}", "ns", (json_int_t)result->ns, "is_saved",
+		result->is_saved, "n_products", (json_int_t)result->n_products, "products", rows);
 }
 
 int tune_ask(const struct options *o, const char *socket, struct err *ret_err)
@@ -66,11 +71,16 @@ int tune_ask(const struct options *o, const char *socket, struct err *ret_err)
 	struct worker_client *c = NULL;
 	int r = worker_client_new(socket, ret_err, &c);
 
+	if (!r && !o->json)
+		printf("%7s %5s %10s %10s %6s  %s\n", "", "ROWS", "DEFAULT us", "BEST us", "GAIN",
+			"PRODUCT: CUT");
 	if (!r)
-		r = worker_tune_run(c, ret_err, &result);
+		r = worker_tune_run(c, o->json ? NULL : print_row, NULL, ret_err, &result);
 	worker_client_free(c);
-	if (!r)
-		r = o->json ? output_json(to_json(&result)) : print(&result);
+	if (!r && o->json)
+		r = output_json(to_json(&result));
+	else if (!r)
+		print_end(&result);
 	worker_tune_fini(&result);
 	return r;
 }

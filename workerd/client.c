@@ -304,7 +304,8 @@ uint64_t client_get_id(const struct client *c)
 
 void client_answer(struct client *c, struct message *m)
 {
-	bool is_answer = m->serial == c->waiting_serial && m->kind != MESSAGE_TOKEN;
+	bool is_answer = m->serial == c->waiting_serial && m->kind != MESSAGE_TOKEN &&
+			 m->kind != MESSAGE_TUNING;
 
 	/* One that is being refused gets nothing more. */
 	if (c->state == CLIENT_OPEN && m->kind != MESSAGE_STARTED)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workerd/cuts.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,26 +13,44 @@
 #include "vk/command.h"
 #include "vk/device.h"
 #include "vk/memory.h"
-#include "vk/submit.h"
+#include "workerd/crew.h"
 #include "workerd/graph.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/matvec-format.h"
 #include "workerd/ops/pool.h"
 #include "workerd/record.h"
+#include "workerd/stopwatch.h"
 
 enum {
 	MAX_ROWS = 512, /* kinds of product times numbers of rows */
 	MAX_OPS = 16,   /* whose weights are read one after the other, past the caches */
-	N_RUNS = 3,
-	N_STAMPS = 2,
+	N_RUNS = 5,
+	N_DUEL_RUNS = 11, /* of a row's best and the ops' own, in turn */
+	SOFTWARE_N_RUNS = 1,
+	SOFTWARE_N_DUEL_RUNS = 3,
+	/* Cuts whose pipelines are made at a time, while the steps of others wait. */
+	N_GATHERED = CREW_MAX_THREADS,
 	M_BYTES = 256,
 	SOFTWARE_MAX_OPS = 1,
-	/* A device that had nothing to do, as while a pipeline is made, takes a while to rise. */
-	WARM_MS = 100,
 	/* Of 100: a cut that is hardly faster is not, and the ops' own is the one to have. */
 	MIN_GAIN = 2,
+	/* Of 100: what is so much slower than the best is not tried for twice as many rows. */
+	HOPELESS = 140,
+	MAX_CUTS = 32, /* of a list */
+	/* Rows of the matrix tiles that are tried: up to twice those of x, and from so many on. */
+	MANY_ROWS = 256,
+	MIN_MANY_BM = 64,
+	/* Pipelines are kept for other rows, which mostly need the same, as long as there is room.
+	 */
+	MAX_PIPELINES = OP_POOL_MAX_PIPELINES / 2,
+	/* What is not measured then stays as it is; the rows that matter most come first. */
+	MAX_SECONDS = 45,
+	SOFTWARE_MAX_SECONDS = 600,
 };
+
+/* One run of a command; of fewer ops where they take longer. */
+static const uint64_t max_run_ns = 3000000;
 
 /*
  * Of the ops of a row; OWN where they say so, else as the op has it. n_columns are counted in the
@@ -132,6 +151,8 @@ static const struct op_matrix_tile tiles[] = {
 	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 1},
 };
 
+static_assert(ARRAY_SIZE(shapes) <= MAX_CUTS && ARRAY_SIZE(tiles) <= MAX_CUTS, "work.ns");
+
 /* For subgroups of fewer than 32 lanes. */
 static const struct op_matrix_tile narrow_tiles[] = {
 	{.bn = 32, .bm = 16, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1},
@@ -144,19 +165,24 @@ struct work {
 	uint32_t n_ops;
 	uint32_t ops[MAX_OPS];
 	enum tuning_kind kind;
+	uint64_t best_ns;
+	uint64_t ns[MAX_CUTS]; /* of each cut of the list; 0: not tried */
 };
 
 struct cuts {
 	struct cuts_params params;
 	bool is_software;
 	uint32_t n_lanes;
-	uint32_t n_cores;         /* 0: it does not say */
-	struct vk_memory *m;      /* u32: rows of x */
-	struct op_pool *pool;     /* of the row that is measured: a plan's would be full of them */
-	struct tuning *tuning;    /* of the cut that is measured */
+	uint32_t n_cores;    /* 0: it does not say */
+	struct vk_memory *m; /* u32: rows of x */
+	struct stopwatch *watch;
+	struct op_pool *pool;     /* a plan's would be full of them */
+	struct tuning *tuning;    /* with the cut that is measured */
 	struct tuning_choice own; /* what the ops choose for the row */
 	uint32_t row;
-	uint32_t next; /* cut of the row: 0 the ops' own, then those of the list */
+	uint32_t next;     /* cut of the row: 0 the ops' own, then those of the list */
+	uint32_t prepared; /* of them: up to here there are pipelines */
+	uint64_t spent_ns;
 	uint32_t n_rows;
 	struct cuts_row rows[MAX_ROWS];
 	struct work works[MAX_ROWS];
@@ -214,18 +240,30 @@ static void add_op(struct cuts *c, uint32_t op, uint32_t n_rows, uint32_t n_m)
 		w->ops[w->n_ops++] = op;
 }
 
-static void collect(struct cuts *c)
+static void collect_rows(struct cuts *c, uint32_t n)
 {
 	const struct graph *g = c->params.graph;
 
-	for (uint32_t n = 1; n / 2 < c->params.n_rows; n *= 2)
-		for (uint32_t i = 0; i < g->n_ops; i++) {
-			uint32_t n_most =
-				g->ops[i].is_head ? c->params.n_logit_rows : c->params.n_rows;
+	for (uint32_t i = 0; i < g->n_ops; i++) {
+		uint32_t n_most = g->ops[i].is_head ? c->params.n_logit_rows : c->params.n_rows;
 
-			if (g->ops[i].kind == GRAPH_MATMUL && n / 2 < n_most)
-				add_op(c, i, n, n < n_most ? n : n_most);
-		}
+		if (g->ops[i].kind == GRAPH_MATMUL && n / 2 < n_most)
+			add_op(c, i, n, n < n_most ? n : n_most);
+	}
+}
+
+/* What most steps are first: of one row, of as many as there can be; then the others. */
+static void collect(struct cuts *c)
+{
+	uint32_t n_most = 1;
+
+	while (n_most < c->params.n_rows)
+		n_most *= 2;
+	collect_rows(c, 1);
+	if (n_most > 1)
+		collect_rows(c, n_most);
+	for (uint32_t n = 2; n < n_most; n *= 2)
+		collect_rows(c, n);
 }
 
 int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts **ret_cuts)
@@ -247,6 +285,8 @@ int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts 
 	if (!r)
 		r = op_pool_new(params->device, ret_err, &c->pool);
 	if (!r)
+		r = stopwatch_new(params->device, ret_err, &c->watch);
+	if (!r)
 		r = vk_memory_new(params->device, &memory, ret_err, &c->m);
 	if (!r)
 		collect(c);
@@ -265,6 +305,7 @@ struct cuts *cuts_free(struct cuts *c)
 	if (!c)
 		return NULL;
 	op_pool_free(c->pool);
+	stopwatch_free(c->watch);
 	vk_memory_free(c->m);
 	tuning_free(c->tuning);
 	free(c);
@@ -273,6 +314,7 @@ struct cuts *cuts_free(struct cuts *c)
 
 /* ---- one cut ---- */
 
+/* What the pool's table says, over the ops of the row. */
 static int record(struct cuts *c, struct vk_command *command, struct err *ret_err)
 {
 	const struct work *w = &c->works[c->row];
@@ -296,42 +338,66 @@ static int record(struct cuts *c, struct vk_command *command, struct err *ret_er
 	return r ? r : ended;
 }
 
-static int run(struct cuts *c, struct vk_command *command, struct err *ret_err, uint64_t *ret_ns)
+/* choice NULL: the ops' own. */
+static int make_command(struct cuts *c, const struct tuning_choice *choice, struct err *ret_err,
+	struct vk_command **ret_command)
 {
-	uint64_t stamps[N_STAMPS], ticket = 0;
-	int r = vk_submit(c->params.device, &command, 1, ret_err, &ticket);
+	struct vk_command *command = NULL;
+	int r = choice ? tuning_set(c->tuning, &c->rows[c->row].key, choice) : 0;
 
+	op_pool_set_tuning(c->pool, choice ? c->tuning : NULL);
 	if (!r)
-		r = vk_submit_wait(c->params.device, ticket, UINT64_MAX);
+		r = vk_command_new(c->params.device, STOPWATCH_N_STAMPS, ret_err, &command);
 	if (!r)
-		r = vk_command_get_stamps(command, stamps);
-	if (!r)
-		*ret_ns = stamps[1] - stamps[0];
+		r = record(c, command, ret_err);
+	if (r)
+		vk_command_free(command);
+	else
+		*ret_command = command;
 	return r;
 }
 
-/* The shortest of some runs once the device is awake; of one product. */
-static int time_cut(struct cuts *c, struct err *ret_err, uint64_t *ret_ns)
+/* All ops of the row, once. */
+static int time_cut(
+	struct cuts *c, const struct tuning_choice *choice, struct err *ret_err, uint64_t *ret_ns)
 {
-	const uint64_t n_warm_ns = c->is_software ? 0 : WARM_MS * UINT64_C(1000000);
 	struct vk_command *command = NULL;
-	uint64_t ns = 0, best_ns = UINT64_MAX;
-	int r = vk_command_new(c->params.device, N_STAMPS, ret_err, &command);
+	int r = make_command(c, choice, ret_err, &command);
 
 	if (!r)
-		r = record(c, command, ret_err);
-	uint64_t start_ns = clock_now_ns();
-	do {
-		r = r ? r : run(c, command, ret_err, &ns);
-	} while (!r && clock_now_ns() - start_ns < n_warm_ns);
-	for (int i = 0; !r && i < N_RUNS; i++) {
-		r = run(c, command, ret_err, &ns);
-		best_ns = ns < best_ns ? ns : best_ns;
-	}
+		r = stopwatch_time(c->watch, &command, 1, c->is_software ? SOFTWARE_N_RUNS : N_RUNS,
+			ret_err, ret_ns);
 	vk_command_free(command);
-	if (!r)
-		*ret_ns = best_ns / c->works[c->row].n_ops;
 	return r;
+}
+
+/* The row's best once more, beside the ops' own: what was best by luck loses. */
+static int duel(struct cuts *c, struct err *ret_err)
+{
+	struct cuts_row *row = &c->rows[c->row];
+	uint32_t n_ops = c->works[c->row].n_ops;
+	struct vk_command *commands[2] = {NULL, NULL};
+	uint64_t ns[2];
+
+	if (tuning_is_same(&row->best, &c->own))
+		return 0;
+	int r = make_command(c, NULL, ret_err, &commands[0]);
+	if (!r)
+		r = make_command(c, &row->best, ret_err, &commands[1]);
+	if (!r)
+		r = stopwatch_time(c->watch, commands, 2,
+			c->is_software ? SOFTWARE_N_DUEL_RUNS : N_DUEL_RUNS, ret_err, ns);
+	vk_command_free(commands[0]);
+	vk_command_free(commands[1]);
+	if (r)
+		return r;
+	row->default_ns = ns[0] / n_ops;
+	row->best_ns = ns[1] / n_ops;
+	if (100 * row->best_ns < (100 - MIN_GAIN) * row->default_ns)
+		return 0;
+	row->best = c->own;
+	row->best_ns = row->default_ns;
+	return 0;
 }
 
 /* For products of k whose x is kept. Where it does not go into registers, one that no op takes. */
@@ -385,24 +451,52 @@ static void get_chosen(
 		ret_choice->tile = op_matrix_choose(c->pool, p);
 }
 
-/* The row's next cut that the op would take and that is not its own already. False: there is none.
+/* The same product with half as many rows, if it was measured. */
+static const struct work *find_half(const struct cuts *c)
+{
+	struct tuning_key key = c->rows[c->row].key;
+
+	key.n_rows /= 2;
+	for (uint32_t i = 0; i < c->row; i++)
+		if (!memcmp(&c->rows[i].key, &key, sizeof(key)) &&
+			c->works[i].kind == c->works[c->row].kind)
+			return &c->works[i];
+	return NULL;
+}
+
+/* Is cut i worth its time? */
+static bool is_candidate(const struct cuts *c, uint32_t i, const struct tuning_choice *choice)
+{
+	const struct work *half = find_half(c);
+	uint32_t n_rows = c->works[c->row].n_rows, bm = choice->tile.bm;
+
+	if (half && half->ns[i] && 100 * half->ns[i] > HOPELESS * half->best_ns)
+		return false;
+	return choice->kind == TUNING_MATVEC || c->n_lanes < 32 ||
+	       (bm <= 2 * n_rows && (n_rows < MANY_ROWS || bm >= MIN_MANY_BM));
+}
+
+/*
+ * The row's first cut from *next on that the op would take and that is not its own already; next is
+ * behind it then. False: there is none.
  */
-static bool advance(struct cuts *c, struct tuning_choice *ret_choice)
+static bool find_cut(struct cuts *c, uint32_t *next, struct tuning_choice *ret_choice)
 {
 	struct op_matmul_params p;
 	struct tuning_choice chosen;
 
 	op_pool_set_tuning(c->pool, NULL);
 	get_params(c, c->works[c->row].ops[0], c->works[c->row].n_rows, &p);
-	if (c->next == 0) {
-		c->next = 1;
+	if (*next == 0) {
+		*next = 1;
 		get_chosen(c, &p, &c->own);
 		*ret_choice = c->own;
 		return true;
 	}
 	op_pool_set_tuning(c->pool, c->tuning);
-	while (get_cut(c, c->next++ - 1, &p, ret_choice)) {
-		if (tuning_set(c->tuning, &c->rows[c->row].key, ret_choice))
+	while (get_cut(c, (*next)++ - 1, &p, ret_choice)) {
+		if (!is_candidate(c, *next - 2, ret_choice) ||
+			tuning_set(c->tuning, &c->rows[c->row].key, ret_choice))
 			continue;
 		get_chosen(c, &p, &chosen);
 		if (tuning_is_same(&chosen, ret_choice) && !tuning_is_same(&chosen, &c->own))
@@ -411,16 +505,43 @@ static bool advance(struct cuts *c, struct tuning_choice *ret_choice)
 	return false;
 }
 
-/* The next row, with pipelines of its own. */
-static int begin_row(struct cuts *c, struct err *ret_err)
+/* The pipelines of the row's next cuts. What does not work out here does not when it is measured.
+ */
+static void prepare(struct cuts *c)
 {
+	struct tuning_choice choice;
+	struct err e = ERR_NULL;
+	uint32_t next = c->next;
+
+	op_pool_gather(c->pool);
+	for (int i = 0; i < N_GATHERED && find_cut(c, &next, &choice); i++) {
+		struct vk_command *command = NULL;
+
+		(void)make_command(c, next == 1 ? NULL : &choice, &e, &command);
+		vk_command_free(command);
+	}
+	op_pool_make(c->pool);
+	c->prepared = next;
+}
+
+static bool advance(struct cuts *c, struct tuning_choice *ret_choice)
+{
+	if (c->next == c->prepared)
+		prepare(c);
+	return find_cut(c, &c->next, ret_choice);
+}
+
+static int finish_row(struct cuts *c, struct err *ret_err)
+{
+	int r = duel(c, ret_err);
+
+	if (r)
+		return r;
 	c->row++;
-	c->next = 0;
+	c->next = c->prepared = 0;
+	if (op_pool_count(c->pool) <= MAX_PIPELINES)
+		return 0;
 	c->pool = op_pool_free(c->pool);
-	c->tuning = tuning_free(c->tuning);
-	c->tuning = tuning_new();
-	if (!c->tuning)
-		return err_set(ret_err, ENOMEM, "tuning: no memory");
 	return op_pool_new(c->params.device, ret_err, &c->pool);
 }
 
@@ -438,32 +559,68 @@ static void log_cut(
 			"tuning: %s of %u rows: %s: %" PRIu64 " ns", op, row->key.n_rows, cut, ns);
 }
 
+/* The ops' own: what the others are held against, and how many ops a run is of. */
+static int measure_own(struct cuts *c, struct err *ret_err)
+{
+	struct work *w = &c->works[c->row];
+	struct cuts_row *row = &c->rows[c->row];
+	uint64_t ns = 0;
+	int r = time_cut(c, NULL, ret_err, &ns);
+
+	log_cut(row, &c->own, r, ns / w->n_ops);
+	if (r)
+		return r;
+	row->best = c->own;
+	row->default_ns = row->best_ns = w->best_ns = ns / w->n_ops;
+	if (ns > max_run_ns && w->n_ops > 1) {
+		uint64_t n_ops = w->n_ops * max_run_ns / ns;
+		w->n_ops = n_ops > 1 ? (uint32_t)n_ops : 1;
+	}
+	return 0;
+}
+
+static int measure(struct cuts *c, const struct tuning_choice *choice, struct err *ret_err)
+{
+	struct work *w = &c->works[c->row];
+	struct cuts_row *row = &c->rows[c->row];
+	uint64_t ns = 0;
+	int r = time_cut(c, choice, ret_err, &ns);
+
+	ns /= w->n_ops;
+	log_cut(row, choice, r, ns);
+	/* A list's cut that this device's compiler does not take is none. */
+	if (r)
+		return r < 0 ? 0 : r;
+	w->ns[c->next - 2] = ns;
+	if (ns >= row->best_ns)
+		return 0;
+	row->best_ns = w->best_ns = ns;
+	row->best = *choice;
+	return 0;
+}
+
 int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
 {
 	struct tuning_choice choice;
-	uint64_t ns = 0;
+	uint64_t start_ns = clock_now_ns();
 	int r = 0;
 
-	*ret_is_done = false;
-	while (!r && c->row < c->n_rows && !advance(c, &choice))
-		r = begin_row(c, ret_err);
-	*ret_is_done = c->row == c->n_rows;
-	if (r || *ret_is_done)
-		return r;
-	struct cuts_row *row = &c->rows[c->row];
-	bool is_own = c->next == 1;
-	r = time_cut(c, ret_err, &ns);
-	log_cut(row, &choice, r, ns);
-	/* A list's cut that this device's compiler does not take is none. */
-	if (r)
-		return r < 0 && !is_own ? 0 : r;
-	if (is_own)
-		row->default_ns = ns;
-	if (is_own || (ns < row->best_ns && 100 * ns < (100 - MIN_GAIN) * row->default_ns)) {
-		row->best_ns = ns;
-		row->best = choice;
-	}
-	return 0;
+	uint64_t max_seconds = c->is_software ? SOFTWARE_MAX_SECONDS : MAX_SECONDS;
+
+	*ret_is_done = c->row == c->n_rows || c->spent_ns > max_seconds * UINT64_C(1000000000);
+	if (*ret_is_done)
+		return 0;
+	if (!advance(c, &choice))
+		r = finish_row(c, ret_err);
+	else
+		r = c->next == 1 ? measure_own(c, ret_err) : measure(c, &choice, ret_err);
+	c->spent_ns += clock_now_ns() - start_ns;
+	return r;
+}
+
+uint32_t cuts_count(const struct cuts *c)
+{
+	return c->n_rows;
 }
 
 const struct cuts_row *cuts_get_rows(const struct cuts *c, uint32_t *ret_n)

@@ -5,8 +5,9 @@
 /*
  * Measures how the matrix products of a graph are best cut: each kind of product with each number
  * of rows that commands are recorded for, over the weights of all layers where they are, with some
- * cuts from a short list beside the one that the ops choose by themselves. One cut a step; what is
- * in scratch afterwards is anything.
+ * cuts from a short list beside the one that the ops choose by themselves. What was best is run
+ * once more in turn with that one, and has to be faster then too. One cut a step; what is in
+ * scratch afterwards is anything.
  *
  * Engine thread, between two steps of the plan that the graph is of.
  */
@@ -43,10 +44,13 @@ int must_check cuts_new(
 	const struct cuts_params *params, struct err *ret_err, struct cuts **ret_cuts);
 struct cuts *cuts_free(struct cuts *c);
 
-/* Measures the next cut. Errors of the device, with ret_err. */
+/* Measures the next cut, or ends a row. Errors of the device, with ret_err. */
 int must_check cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done);
 
-/* What has been measured, all of it after the last step; until cuts_free. */
+/* Rows that there are; where they take too long, the last ones are not measured. */
+uint32_t cuts_count(const struct cuts *c);
+
+/* The rows that have been measured; until cuts_free. */
 const struct cuts_row *cuts_get_rows(const struct cuts *c, uint32_t *ret_n);
 
 #endif

@@ -57,8 +57,8 @@ struct message *message_free(struct message *m)
 		manifest_free(m->manifest.manifest);
 	if (m->kind == MESSAGE_BENCH_MEMORY)
 		free(m->rates);
-	if (m->kind == MESSAGE_TUNE)
-		free(m->tune);
+	if (m->kind == MESSAGE_TUNE || m->kind == MESSAGE_TUNING)
+		free(m->tune.result);
 	if (m->kind == MESSAGE_BENCH_RUN)
 		free(m->bench_run.result);
 	tokenizer_ids_fini(&m->made_ids);

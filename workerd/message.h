@@ -12,7 +12,8 @@
  * message_refuse says why not. Every request comes back exactly once. Beside that the engine sends
  * MESSAGE_TOKEN for each token of a generation, and MESSAGE_STARTED when one was taken on: the
  * MESSAGE_GENERATE itself comes back when it is finished. Where it asks for several completions, a
- * MESSAGE_FINISHED tells the end of each but the last one to end.
+ * MESSAGE_FINISHED tells the end of each but the last one to end. A MESSAGE_TUNE may be told of by
+ * MESSAGE_TUNING before it comes back.
  *
  * One thread at a time holds a message; a queue hands it over.
  */
@@ -68,6 +69,7 @@ enum message_kind {
 	MESSAGE_STARTED,
 	MESSAGE_TOKEN,
 	MESSAGE_FINISHED,
+	MESSAGE_TUNING,  /* a row of a TUNE that goes on */
 	MESSAGE_CHANGED, /* it has parked, or has a stack again */
 	MESSAGE_FAILED,  /* the engine cannot go on; error says why; comes before its STOP */
 };
@@ -287,6 +289,12 @@ struct message_rates {
 	uint32_t n_rates;
 };
 
+/* See workerd/tuner.h. */
+struct message_tune {
+	bool has_progress;           /* MESSAGE_TUNING are wanted */
+	struct tuner_result *result; /* TUNE (answer), TUNING with one row; the message's */
+};
+
 /* See workerd/bencher.h. */
 struct message_bench {
 	uint32_t n_sessions;
@@ -336,7 +344,7 @@ struct message {
 		struct message_changed changed;
 		struct message_status *status; /* STATUS (answer), the message's */
 		struct message_rates *rates;   /* BENCH_MEMORY (answer), the message's */
-		struct tuner_result *tune;     /* TUNE (answer), the message's */
+		struct message_tune tune;
 		struct message_bench bench;
 		struct message_bench_run bench_run;
 	};

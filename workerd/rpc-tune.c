@@ -4,15 +4,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "workerd/message.h"
 #include "workerd/tuner.h"
 
-int rpc_tune_fill(const struct tuner_result *result, struct rpc_tune *rpc, Wk__Tuned *ret_tuned)
+static int fill_rows(const struct tuner_result *result, struct rpc_tune *rpc)
 {
-	*ret_tuned = (Wk__Tuned)WK__TUNED__INIT;
-	*rpc = (struct rpc_tune){
-		.rows = calloc(result->n_rows + 1, sizeof(*rpc->rows)),
-		.list = calloc(result->n_rows + 1, sizeof(*rpc->list)),
-	};
+	rpc->rows = calloc(result->n_rows + 1, sizeof(*rpc->rows));
+	rpc->list = calloc(result->n_rows + 1, sizeof(*rpc->list));
 	if (!rpc->rows || !rpc->list)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < result->n_rows; i++) {
@@ -27,10 +25,32 @@ int rpc_tune_fill(const struct tuner_result *result, struct rpc_tune *rpc, Wk__T
 		row->choice = (char *)from->choice;
 		rpc->list[i] = row;
 	}
-	ret_tuned->ns = result->ns;
-	ret_tuned->is_saved = result->is_saved;
-	ret_tuned->n_rows = result->n_rows;
-	ret_tuned->rows = rpc->list;
+	return 0;
+}
+
+int rpc_tune_fill(const struct message *m, struct rpc_tune *rpc, Wk__Reply *reply)
+{
+	const struct tuner_result *result = m->tune.result;
+
+	*rpc = (struct rpc_tune){.tuned = WK__TUNED__INIT, .tuning = WK__TUNING__INIT};
+	int r = fill_rows(result, rpc);
+	if (r)
+		return r;
+	if (m->kind == MESSAGE_TUNING) {
+		rpc->tuning.n_done = result->n_done;
+		rpc->tuning.n_products = result->n_products;
+		rpc->tuning.row = rpc->list[0];
+		reply->body_case = WK__REPLY__BODY_TUNING;
+		reply->tuning = &rpc->tuning;
+		return 0;
+	}
+	rpc->tuned.ns = result->ns;
+	rpc->tuned.is_saved = result->is_saved;
+	rpc->tuned.n_products = result->n_products;
+	rpc->tuned.n_rows = result->n_rows;
+	rpc->tuned.rows = rpc->list;
+	reply->body_case = WK__REPLY__BODY_TUNED;
+	reply->tuned = &rpc->tuned;
 	return 0;
 }
 

@@ -271,9 +271,9 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		m->bench_run.start_ns = q->bench_run->start_ns;
 		m->bench_run.is_profile = q->bench_run->profile;
 		return 0;
+	case MESSAGE_TUNE: m->tune.has_progress = q->tune->progress; return 0;
 	case MESSAGE_STATUS:
 	case MESSAGE_BENCH_END:
-	case MESSAGE_TUNE:
 	case MESSAGE_BENCH_MEMORY: return 0;
 	default:
 		return err_set(ret_err, ENOSYS,
@@ -630,15 +630,11 @@ static int rpc_encode_bench(
 static int rpc_encode_tuned(
 	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
-	Wk__Tuned tuned;
 	struct rpc_tune rpc;
-	int r = rpc_tune_fill(m->tune, &rpc, &tuned);
+	int r = rpc_tune_fill(m, &rpc, reply);
 
-	if (!r) {
-		reply->body_case = WK__REPLY__BODY_TUNED;
-		reply->tuned = &tuned;
+	if (!r)
 		r = rpc_pack(reply, ret_data, ret_n_bytes);
-	}
 	rpc_tune_fini(&rpc);
 	return r;
 }
@@ -655,7 +651,8 @@ static int rpc_encode_answer(const struct message *m, const struct rpc_worker *w
 	case MESSAGE_BENCH_MEMORY: return rpc_encode_rates(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_BENCH:
 	case MESSAGE_BENCH_RUN: return rpc_encode_bench(m, &reply, ret_data, ret_n_bytes);
-	case MESSAGE_TUNE: return rpc_encode_tuned(m, &reply, ret_data, ret_n_bytes);
+	case MESSAGE_TUNE:
+	case MESSAGE_TUNING: return rpc_encode_tuned(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_PUBLISH: return rpc_encode_published(m, &reply, ret_data, ret_n_bytes);
 	case MESSAGE_GENERATE:
 	case MESSAGE_FINISHED: return rpc_encode_finished(m, &reply, ret_data, ret_n_bytes);

@@ -107,13 +107,19 @@ static int use(struct engine *e, const struct cuts_row *rows, uint32_t n_rows, s
 	return plan_set_tuning(e->stack->plan, tuning, ret_err);
 }
 
-static struct tuner_result *make_result(const struct cuts_row *rows, uint32_t n)
+/* With the rows from first on. */
+static struct tuner_result *make_result(const struct cuts *cuts, uint32_t first)
 {
+	uint32_t n_done = 0;
+	const struct cuts_row *rows = cuts_get_rows(cuts, &n_done) + first;
+	uint32_t n = n_done - first;
 	struct tuner_result *result = calloc(1, sizeof(*result) + n * sizeof(result->rows[0]));
 
 	static_assert((int)TUNER_TEXT_BYTES == (int)TUNING_TEXT_BYTES, "both hold the same texts");
 	if (!result)
 		return NULL;
+	result->n_done = n_done;
+	result->n_products = cuts_count(cuts);
 	result->n_rows = n;
 	for (uint32_t i = 0; i < n; i++) {
 		struct tuner_row *row = &result->rows[i];
@@ -132,7 +138,7 @@ static int finish(struct engine *e, struct err *ret_err)
 	struct tuner *t = e->tuner;
 	uint32_t n = 0;
 	const struct cuts_row *rows = cuts_get_rows(t->cuts, &n);
-	struct tuner_result *result = make_result(rows, n);
+	struct tuner_result *result = make_result(t->cuts, 0);
 
 	if (!result)
 		return err_set(ret_err, ENOMEM, "tune: no memory");
@@ -143,21 +149,40 @@ static int finish(struct engine *e, struct err *ret_err)
 		return r;
 	}
 	struct message *m = tuner_free(e);
-	m->tune = result;
+	m->tune.result = result;
 	e->is_cache_due = true;
 	e->is_cache_saved = false;
 	engine_send(e, m);
 	return 0;
 }
 
+/* Of the row that was measured last. Without memory for it nobody hears of it. */
+static void tell(struct engine *e, uint32_t n_done)
+{
+	struct tuner *t = e->tuner;
+	struct message *m = message_new_for(MESSAGE_TUNING, t->message, 0);
+
+	if (m)
+		m->tune.result = make_result(t->cuts, n_done - 1);
+	if (m && m->tune.result)
+		engine_send(e, m);
+	else
+		message_free(m);
+}
+
 void tuner_attend(struct engine *e)
 {
+	uint32_t n_before = 0, n_done = 0;
 	struct err error = ERR_NULL;
 	bool is_done = false;
 
 	if (!e->tuner)
 		return;
+	(void)cuts_get_rows(e->tuner->cuts, &n_before);
 	int r = cuts_step(e->tuner->cuts, &error, &is_done);
+	(void)cuts_get_rows(e->tuner->cuts, &n_done);
+	if (!r && n_done > n_before && e->tuner->message->tune.has_progress)
+		tell(e, n_done);
 	if (!r && is_done)
 		r = finish(e, &error);
 	if (r)

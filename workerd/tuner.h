@@ -32,7 +32,9 @@ struct tuner_row {
 struct tuner_result {
 	uint64_t ns; /* that it took */
 	bool is_saved;
-	uint32_t n_rows;
+	uint32_t n_done;     /* products that have been measured */
+	uint32_t n_products; /* that there are */
+	uint32_t n_rows;     /* all that have been measured; of a MESSAGE_TUNING the last one */
 	struct tuner_row rows[];
 };
 

@@ -44,6 +44,7 @@ def test_tune(site):
     worker, before, found = tuned(site)
     check(found["is_saved"] and found["ns"] > 0, f"{found}")
     rows = found["products"]
+    check_equal(found["n_products"], len(rows), "products that there are")
     check_equal(len({(r["product"], r["rows"]) for r in rows}), len(rows), "products")
     check({1, 2, 4, 8} <= {r["rows"] for r in rows}, f"rows of {rows}")
     for r in rows:
@@ -64,8 +65,16 @@ def test_tune(site):
     check("exact kernels have no choice" in site.ctl("tune", worker=exact, status=1).err, "refusal")
     # Again: the file is replaced, and a table is printed.
     text = site.ctl("tune", worker=other).out
-    check(text.startswith("PRODUCT") and "kept on disk" in text, text)
-    check_equal(len(text.splitlines()), len(rows) + 2, "lines of the table")
+    lines = text.splitlines()
+    check(lines[0].endswith("PRODUCT: CUT") and "kept on disk" in lines[-1], text)
+    told = [re.match(r" *(\d+)/(\d+) +(\d+) +([0-9.]+) +([0-9.]+) +([0-9.]+)  (.+): mat", line)
+            for line in lines[1:-1]]
+    check(all(told), f"rows of {text}")
+    check_equal([(int(m[1]), int(m[2])) for m in told],
+                [(i + 1, len(rows)) for i in range(len(rows))], "rows as they are measured")
+    check_equal({(m[7], int(m[3])) for m in told}, {(r["product"], r["rows"]) for r in rows},
+                "products of the table")
+    check(all(float(m[6]) >= 1 for m in told), f"gains of {text}")
     check_equal(os.listdir(os.path.dirname(files[0])).count(os.path.basename(files[0])), 1, "files")
     check_equal(tuning_files(site), files, "files afterwards")
 

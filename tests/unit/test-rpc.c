@@ -568,22 +568,58 @@ static void answers_a_tune(void **state)
 	q.tune = &tune;
 	struct message *m = decode_bench(&q);
 	assert_int_equal(m->kind, MESSAGE_TUNE);
-	m->tune = calloc(1, sizeof(*m->tune) + 2 * sizeof(m->tune->rows[0]));
-	assert_non_null(m->tune);
-	m->tune->ns = 5;
-	m->tune->is_saved = true;
-	m->tune->n_rows = 2;
-	m->tune->rows[1] = (struct tuner_row){
+	assert_false(m->tune.has_progress);
+	struct tuner_result *t = calloc(1, sizeof(*t) + 2 * sizeof(t->rows[0]));
+	assert_non_null(t);
+	m->tune.result = t;
+	t->ns = 5;
+	t->is_saved = true;
+	t->n_products = 7;
+	t->n_rows = 2;
+	t->rows[1] = (struct tuner_row){
 		.op = "a x b", .choice = "c", .n_rows = 8, .default_ns = 3, .best_ns = 2};
 	Wk__Reply *reply = encode_bench(m);
 	assert_int_equal(reply->body_case, WK__REPLY__BODY_TUNED);
 	assert_true(reply->tuned->ns == 5 && reply->tuned->is_saved && reply->tuned->n_rows == 2);
+	assert_int_equal(reply->tuned->n_products, 7);
 	const Wk__TuneRow *row = reply->tuned->rows[1];
 	assert_string_equal(row->op, "a x b");
 	assert_string_equal(row->choice, "c");
 	assert_true(row->n_rows == 8 && row->default_ns == 3 && row->best_ns == 2);
 	wk__reply__free_unpacked(reply, NULL);
 	message_free(m);
+}
+
+/* One row, and how far it is. */
+static void tells_of_a_tune(void **state)
+{
+	Wk__Request q = WK__REQUEST__INIT;
+	Wk__Tune tune = WK__TUNE__INIT;
+
+	(void)state;
+	tune.progress = true;
+	q.body_case = WK__REQUEST__BODY_TUNE;
+	q.tune = &tune;
+	struct message *request = decode_bench(&q);
+	assert_true(request->tune.has_progress);
+	struct message *m = message_new_for(MESSAGE_TUNING, request, 0);
+	assert_non_null(m);
+	struct tuner_result *t = calloc(1, sizeof(*t) + sizeof(t->rows[0]));
+	assert_non_null(t);
+	m->tune.result = t;
+	t->n_done = 3;
+	t->n_products = 7;
+	t->n_rows = 1;
+	t->rows[0] = (struct tuner_row){.op = "a", .choice = "c", .n_rows = 1, .best_ns = 2};
+	Wk__Reply *reply = encode_bench(m);
+	assert_int_equal(reply->id, request->id);
+	assert_int_equal(reply->body_case, WK__REPLY__BODY_TUNING);
+	assert_true(reply->tuning->n_done == 3 && reply->tuning->n_products == 7);
+	assert_string_equal(reply->tuning->row->op, "a");
+	assert_int_equal(reply->tuning->row->best_ns, 2);
+	wk__reply__free_unpacked(reply, NULL);
+	message_free(m);
+	message_free(request);
 }
 
 int main(void)
@@ -600,6 +636,7 @@ int main(void)
 		CASE(begins_a_bench),
 		CASE(answers_a_run),
 		CASE(answers_a_tune),
+		CASE(tells_of_a_tune),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

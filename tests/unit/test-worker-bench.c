@@ -118,6 +118,50 @@ static void refuses(void **state)
 	worker_peer_close_client(c);
 }
 
+static void take_row(
+	void *userdata, const struct worker_tune_row *row, uint32_t n_done, uint32_t n_products)
+{
+	uint32_t *n_told = userdata;
+
+	assert_string_equal(row->op, "q4_K 8 x 64");
+	assert_true(row->best_ns == 7 && n_done == 1 + *n_told && n_products == 2);
+	(*n_told)++;
+}
+
+/* Each row when it is measured, and all of them in the end; a row unasked for is none. */
+static void tunes_with_progress(void **state)
+{
+	struct worker_client *c = worker_peer_open_client();
+	Wk__Tuning tuning = WK__TUNING__INIT;
+	Wk__TuneRow row = WK__TUNE_ROW__INIT;
+	Wk__Tuned tuned = WK__TUNED__INIT;
+	struct worker_tune_result got = {0};
+	uint32_t n_told = 0;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	row.op = (char *)"q4_K 8 x 64";
+	row.best_ns = 7;
+	tuning.row = &row;
+	tuning.n_products = 2;
+	for (tuning.n_done = 1; tuning.n_done <= 2; tuning.n_done++)
+		worker_peer_reply(2, WK__REPLY__BODY_TUNING, &tuning);
+	worker_peer_reply(2, WK__REPLY__BODY_TUNED, &tuned);
+	assert_int_equal(worker_tune_run(c, take_row, &n_told, &e, &got), 0);
+	assert_int_equal(n_told, 2);
+	worker_tune_fini(&got);
+	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TUNE);
+	assert_true(r->tune->progress);
+	wk__request__free_unpacked(r, NULL);
+	worker_peer_reply(3, WK__REPLY__BODY_TUNING, &tuning);
+	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
+	tuning.row = NULL;
+	worker_peer_reply(4, WK__REPLY__BODY_TUNING, &tuning);
+	assert_int_equal(worker_tune_run(c, take_row, &n_told, &e, &got), -EPROTO);
+	assert_int_equal(n_told, 2);
+	worker_peer_close_client(c);
+}
+
 /* One that fits, then one of a text that does not. */
 static void tunes(void **state)
 {
@@ -138,11 +182,12 @@ static void tunes(void **state)
 	rows[1].best_ns = 7;
 	tuned.ns = 11;
 	tuned.is_saved = true;
+	tuned.n_products = 3;
 	tuned.n_rows = 2;
 	tuned.rows = list;
 	worker_peer_reply(2, WK__REPLY__BODY_TUNED, &tuned);
-	assert_int_equal(worker_tune_run(c, &e, &got), 0);
-	assert_true(got.ns == 11 && got.is_saved && got.n_rows == 2);
+	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), 0);
+	assert_true(got.ns == 11 && got.is_saved && got.n_rows == 2 && got.n_products == 3);
 	assert_string_equal(got.rows[0].op, "");
 	assert_string_equal(got.rows[1].op, "q4_K 8 x 64");
 	assert_string_equal(got.rows[1].choice, "matvec n_rows=2");
@@ -150,15 +195,16 @@ static void tunes(void **state)
 		got.rows[1].n_rows == 4 && got.rows[1].default_ns == 9 && got.rows[1].best_ns == 7);
 	worker_tune_fini(&got);
 	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TUNE);
+	assert_false(r->tune->progress);
 	wk__request__free_unpacked(r, NULL);
 	memset(text, 'x', sizeof(text));
 	text[WORKER_TUNE_TEXT_BYTES] = '\0';
 	rows[0].choice = text;
 	worker_peer_reply(3, WK__REPLY__BODY_TUNED, &tuned);
-	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
 	assert_null(got.rows);
 	worker_peer_reply(4, WK__REPLY__BODY_DONE, &done);
-	assert_int_equal(worker_tune_run(c, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
 	worker_peer_close_client(c);
 }
 
@@ -169,6 +215,7 @@ int main(void)
 		CASE(runs),
 		CASE(refuses),
 		CASE(tunes),
+		CASE(tunes_with_progress),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,16 +10,11 @@
 #include "vk/command.h"
 #include "vk/device.h"
 #include "vk/pipeline.h"
-
-/*
- * All specializations of all kernels that one model asks for are some dozens, and those of tuned
- * products one for each of them and number of rows.
- */
-enum { OP_POOL_MAX_PIPELINES = 1024 };
+#include "workerd/crew.h"
 
 struct op_pool_entry {
 	struct op_pool_kernel kernel;
-	struct vk_pipeline *pipeline;
+	struct vk_pipeline *pipeline; /* NULL: not made yet, or it could not be */
 };
 
 struct op_pool {
@@ -28,6 +23,7 @@ struct op_pool {
 	op_pool_watch_fn watch;
 	void *watch_userdata;
 	const struct tuning *tuning;
+	bool is_gathering;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
 };
@@ -58,6 +54,11 @@ struct op_pool *op_pool_free(struct op_pool *pool)
 		vk_pipeline_free(pool->entries[i].pipeline);
 	free(pool);
 	return NULL;
+}
+
+uint32_t op_pool_count(const struct op_pool *pool)
+{
+	return pool->n;
 }
 
 uint32_t op_pool_get_subgroup_size(const struct op_pool *pool)
@@ -102,9 +103,26 @@ static bool is_same(const struct op_pool_kernel *a, const struct op_pool_kernel 
 	       !memcmp(a->spec, b->spec, a->n_spec * sizeof(a->spec[0]));
 }
 
-static int find_or_make(struct op_pool *pool, const struct op_pool_kernel *kernel,
-	struct err *ret_err, struct vk_pipeline **ret_pipeline)
+static int find_or_add(struct op_pool *pool, const struct op_pool_kernel *kernel,
+	struct err *ret_err, struct op_pool_entry **ret_entry)
 {
+	uint32_t i = 0;
+
+	while (i < pool->n && !is_same(&pool->entries[i].kernel, kernel))
+		i++;
+	if (i == OP_POOL_MAX_PIPELINES)
+		return err_set(ret_err, ENOSPC, "kernel %s: expected at most %d pipelines",
+			kernels_get(kernel->id)->name, OP_POOL_MAX_PIPELINES);
+	if (i == pool->n)
+		pool->entries[pool->n++] = (struct op_pool_entry){.kernel = *kernel};
+	*ret_entry = &pool->entries[i];
+	return 0;
+}
+
+/* Its pipeline, if there is none yet. Any thread; one an entry. */
+static int make(struct op_pool *pool, struct op_pool_entry *entry, struct err *ret_err)
+{
+	const struct op_pool_kernel *kernel = &entry->kernel;
 	const struct kernels_row *row = kernels_get(kernel->id);
 	struct vk_pipeline_params params = {
 		.name = row->name,
@@ -115,40 +133,52 @@ static int find_or_make(struct op_pool *pool, const struct op_pool_kernel *kerne
 		.spec = {[ABI_SPEC_LOCAL_SIZE] = pool->info->subgroup_size * kernel->n_subgroups,
 			[ABI_SPEC_SUBGROUP] = pool->info->subgroup_size},
 	};
-	struct vk_pipeline *pipeline = NULL;
 
-	for (uint32_t i = 0; i < pool->n; i++) {
-		if (is_same(&pool->entries[i].kernel, kernel)) {
-			*ret_pipeline = pool->entries[i].pipeline;
-			return 0;
-		}
-	}
-	if (pool->n == OP_POOL_MAX_PIPELINES)
-		return err_set(ret_err, ENOSPC, "kernel %s: expected at most %d pipelines",
-			row->name, OP_POOL_MAX_PIPELINES);
+	if (entry->pipeline)
+		return 0;
 	memcpy(params.spec + ABI_SPEC_KERNEL, kernel->spec,
 		kernel->n_spec * sizeof(kernel->spec[0]));
-	int r = vk_pipeline_new(pool->d, &params, ret_err, &pipeline);
-	if (r)
-		return r;
-	pool->entries[pool->n++] = (struct op_pool_entry){.kernel = *kernel, .pipeline = pipeline};
-	*ret_pipeline = pipeline;
+	return vk_pipeline_new(pool->d, &params, ret_err, &entry->pipeline);
+}
+
+void op_pool_gather(struct op_pool *pool)
+{
+	pool->is_gathering = true;
+}
+
+/* What went wrong here is said by the dispatch that asks for it again. */
+static int make_job(uint32_t i, void *userdata)
+{
+	struct op_pool *pool = userdata;
+	struct err e = ERR_NULL;
+
+	(void)make(pool, &pool->entries[i], &e);
 	return 0;
+}
+
+void op_pool_make(struct op_pool *pool)
+{
+	pool->is_gathering = false;
+	crew_run(pool->n, crew_count_cores(), make_job, pool);
 }
 
 int op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
 	const struct op_pool_kernel *kernel, const void *push, uint32_t n_subgroups_x, uint32_t n_y,
 	struct err *ret_err)
 {
-	struct vk_pipeline *pipeline = NULL;
+	struct op_pool_entry *entry = NULL;
 
-	int r = find_or_make(pool, kernel, ret_err, &pipeline);
+	int r = find_or_add(pool, kernel, ret_err, &entry);
+	if (r || pool->is_gathering)
+		return r;
+	r = make(pool, entry, ret_err);
 	if (r)
 		return r;
 	uint32_t n_x = (n_subgroups_x + kernel->n_subgroups - 1) / kernel->n_subgroups;
 	if (pool->watch)
 		pool->watch(pool->watch_userdata, c, kernel->id, false);
-	vk_command_dispatch(c, pipeline, push, kernels_get(kernel->id)->n_push_bytes, n_x, n_y, 1);
+	vk_command_dispatch(
+		c, entry->pipeline, push, kernels_get(kernel->id)->n_push_bytes, n_x, n_y, 1);
 	if (pool->watch)
 		pool->watch(pool->watch_userdata, c, kernel->id, true);
 	return 0;

@@ -21,6 +21,12 @@ struct vk_device_info;
 
 enum { OP_POOL_MAX_SPEC = 13 };
 
+/*
+ * All specializations of all kernels that one model asks for are some dozens, and those of tuned
+ * products one for each of them and number of rows.
+ */
+enum { OP_POOL_MAX_PIPELINES = 1024 };
+
 /* A kernel with its own specialization constants, those from ABI_SPEC_KERNEL on. */
 struct op_pool_kernel {
 	enum kernels_id id;
@@ -33,6 +39,9 @@ int must_check op_pool_new(struct vk_device *d, struct err *ret_err, struct op_p
 
 /* No submitted work may use its pipelines any more. Accepts NULL; returns NULL. */
 struct op_pool *op_pool_free(struct op_pool *pool);
+
+/* Pipelines that it has made or gathered, of at most OP_POOL_MAX_PIPELINES. */
+uint32_t op_pool_count(const struct op_pool *pool);
 
 /* Of the device. Borrowed. */
 const struct vk_device_info *op_pool_get_info(const struct op_pool *pool);
@@ -56,6 +65,14 @@ bool op_pool_is_software(const struct op_pool *pool);
 int must_check op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
 	const struct op_pool_kernel *kernel, const void *push, uint32_t n_subgroups_x, uint32_t n_y,
 	struct err *ret_err);
+
+/*
+ * Until op_pool_make, what is dispatched is not recorded but remembered; then the pipelines of all
+ * of it that are not there yet are made by several threads. A driver's compiler takes a tenth of a
+ * second for some.
+ */
+void op_pool_gather(struct op_pool *pool);
+void op_pool_make(struct op_pool *pool);
 
 /*
  * Called before and behind each dispatch that is recorded, which may add timestamps there; NULL:
