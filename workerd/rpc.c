@@ -4,18 +4,15 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "proto/manifest.h"
 #include "proto/stream.h"
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
 #include "proto/workerd.pb-c.h"
 #include "workerd/message.h"
 #include "workerd/rpc-bench.h"
-#include "workerd/rpc-memory.h"
 #include "workerd/rpc-sampling.h"
-#include "workerd/rpc-sessions.h"
+#include "workerd/rpc-status.h"
 #include "workerd/rpc-tune.h"
 #include "workerd/turn.h"
 
@@ -359,13 +356,6 @@ static int rpc_encode_error(
 	return rpc_pack(&reply, ret_data, ret_n_bytes);
 }
 
-static const char *const rpc_placements[] = {
-	[MANIFEST_PLACEMENT_DEVICE] = "device",
-	[MANIFEST_PLACEMENT_PINNED] = "pinned",
-	[MANIFEST_PLACEMENT_STAGED] = "staged",
-	[MANIFEST_PLACEMENT_PAGED] = "paged",
-};
-
 static int rpc_encode_rates(
 	const struct message *m, Wk__Reply *reply, uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
@@ -377,7 +367,7 @@ static int rpc_encode_rates(
 		const struct bench_memory_rate *r = &m->rates->rates[i];
 
 		rates[i] = (Wk__MemoryRate)WK__MEMORY_RATE__INIT;
-		rates[i].placement = (char *)rpc_placements[r->placement];
+		rates[i].placement = (char *)rpc_status_placement_name(r->placement);
 		rates[i].n_bytes = r->n_bytes;
 		rates[i].read_ns = r->read_ns;
 		rates[i].copy_ns = r->copy_ns;
@@ -392,90 +382,14 @@ static int rpc_encode_rates(
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
-static void rpc_fill_streaming(const struct plan_counters *c, Wk__Streaming *ret_streaming)
-{
-	ret_streaming->rows = c->stream_rows == PLAN_NEVER_STREAM ? 0 : c->stream_rows;
-	ret_streaming->steps = c->stream_steps;
-	ret_streaming->step_ns = c->stream_ns;
-	ret_streaming->copied_bytes = c->stream_bytes;
-	ret_streaming->paged_bytes = c->paged_bytes;
-}
-
-static void rpc_fill_experts(const struct expert_cache_counters *c, Wk__Experts *ret_experts)
-{
-	ret_experts->slots = c->n_slots;
-	ret_experts->bytes = c->n_bytes;
-	ret_experts->found = c->n_found;
-	ret_experts->fetched = c->n_fetched;
-	ret_experts->direct = c->n_direct;
-}
-
-/* A row for each placement that has bytes; their number. */
-static uint32_t rpc_fill_placed(
-	const struct rpc_worker *w, Wk__PlacedWeights *ret_rows, Wk__PlacedWeights **ret_list)
-{
-	uint32_t n = 0;
-
-	for (uint32_t p = 0; p < RPC_N_PLACEMENTS; p++) {
-		if (!w->placed_bytes[p])
-			continue;
-		ret_rows[n] = (Wk__PlacedWeights)WK__PLACED_WEIGHTS__INIT;
-		ret_rows[n].placement = (char *)rpc_placements[p];
-		ret_rows[n].n_bytes = w->placed_bytes[p];
-		ret_list[n] = &ret_rows[n];
-		n++;
-	}
-	return n;
-}
-
 static int rpc_encode_status(const struct message *m, const struct rpc_worker *w, Wk__Reply *reply,
 	uint8_t **ret_data, uint32_t *ret_n_bytes)
 {
-	const struct message_status *s = m->status;
-	struct rpc_memory memory;
-	struct rpc_sessions sessions;
-	Wk__PlacedWeights placed[RPC_N_PLACEMENTS];
-	Wk__PlacedWeights *placed_list[RPC_N_PLACEMENTS];
-	Wk__Streaming streaming = WK__STREAMING__INIT;
-	Wk__Experts experts = WK__EXPERTS__INIT;
-	Wk__Status status = WK__STATUS__INIT;
+	struct rpc_status status;
 
-	status.pid = getpid();
-	status.build = (char *)WEIGHTD_VERSION;
-	status.uptime_ns = clock_now_ns() - w->start_ns;
-	status.model = (char *)w->model;
-	status.generation = w->generation;
-	status.device = (char *)w->device;
-	status.software = w->is_software;
-	status.weights_bytes = w->weights_bytes;
-	rpc_memory_fill(s, &memory, &status);
-	rpc_sessions_fill(s, &sessions, &status);
-	status.n_prefixes = s->n_prefixes;
-	status.prefix_bytes = s->prefix_bytes;
-	status.n_sessions = s->n_sessions;
-	status.max_sessions = w->max_sessions;
-	status.n_ctx = w->n_ctx;
-	status.attach_ns = w->attach_ns;
-	status.ready_ns = w->ready_ns;
-	status.first_token_ns = s->first_token_ns;
-	status.prompt_tokens = s->prompt_tokens;
-	status.generated_tokens = s->generated_tokens;
-	status.n_dispatches = w->n_dispatches;
-	status.weightd_connected = w->is_weightd_connected;
-	status.parked = w->is_parked;
-	if (w->has_identity)
-		status.identity = (ProtobufCBinaryData){
-			.len = sizeof(w->identity), .data = (uint8_t *)w->identity};
-	status.n_placed_weights = rpc_fill_placed(w, placed, placed_list);
-	status.placed_weights = placed_list;
-	rpc_fill_streaming(&s->stream, &streaming);
-	status.streaming = &streaming;
-	if (s->stream.experts.n_slots) {
-		rpc_fill_experts(&s->stream.experts, &experts);
-		status.experts = &experts;
-	}
+	rpc_status_fill(m->status, w, &status);
 	reply->body_case = WK__REPLY__BODY_STATUS;
-	reply->status = &status;
+	reply->status = &status.status;
 	return rpc_pack(reply, ret_data, ret_n_bytes);
 }
 
