@@ -75,6 +75,9 @@
 /* Bytes from one row of staging to the next. */
 #define ABI_QUANT_ROW_BYTES(k) (((k) + (k) / 4 + (k) / 8 + 15) / 16 * 16)
 
+/* router: the first three as quantize has them. */
+#define ABI_ROUTER_SPEC_BYTES (ABI_SPEC_KERNEL + 3) /* 1: rows of x are staged as bytes */
+
 /* matvec: the first two as quantize has them. */
 #define ABI_MATVEC_SPEC_ROWS (ABI_SPEC_KERNEL + 3)    /* of W, of a subgroup */
 #define ABI_MATVEC_SPEC_COLUMNS (ABI_SPEC_KERNEL + 4) /* rows of x */
@@ -93,7 +96,9 @@
 /* Units of a lane whose x stays in registers, k = 64 SUBGROUP HOLD; 0: x is read for each tile. */
 #define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)
 
-#define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */
+/* experts: as matvec, but */
+#define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER    /* 1: choice is made from logits */
+#define ABI_MATVEC_EXPERTS_SPEC_ROW_UNITS ABI_MATVEC_SPEC_UNITS /* k / 64 */
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
 #define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
@@ -317,6 +322,21 @@ struct abi_route {
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
+};
+
+struct abi_router {
+	ABI_ADDRESS w;        /* [n_expert][k] f32 */
+	ABI_ADDRESS x;        /* [m][k] f32 */
+	ABI_ADDRESS gain;     /* [k] f32 with NORM */
+	ABI_ADDRESS logits;   /* [m][n_expert] f32 */
+	ABI_ADDRESS choice;   /* [m][n_used] struct abi_choice */
+	ABI_ADDRESS staging;  /* [m] rows of ABI_QUANT_ROW_BYTES(k) with BYTES */
+	ABI_ADDRESS counters; /* [m] u32, 0 between dispatches */
+	ABI_ADDRESS m;        /* u32: rows of this step */
+	ABI_U32 n_expert;
+	ABI_U32 n_used;
+	ABI_U32 k;
+	ABI_F32 eps;
 };
 
 struct abi_group_push {

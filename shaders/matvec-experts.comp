@@ -12,27 +12,34 @@
  * z is only staged, for MIX; y too where NEXT is set. With ROUTE choice is made from logits here and
  * written for whoever comes next.
  *
- * Shapes: w[] [n_expert] addresses of [n][k] each, y [m][n] f32, n % 64 == 0.
+ * Shapes: w[] [n_expert] addresses of [n][k] each, y [m][n] f32, n % 64 == 0, k = 64 ROW_UNITS.
  * Grid: x: at most n / 32 with NEXT, else ceil(n / TILE_OUT / subgroups of a workgroup); y: pairs,
  * with MIX m.
  * Bindings: none; addresses in struct abi_matvec_experts. Rows beyond *m are not computed.
  *
- * Only the matrices of experts that are taken are read. MIX adds up in the lanes, and over the lanes
- * once in the end.
+ * Only the matrices of experts that are taken are read. With MIX the rows j of all of a row's experts
+ * are one row, n_used k long, that lanes share: matrices of experts are narrow, and a subgroup
+ * would have more lanes than one of their rows has units. A unit's sum is multiplied by its expert's
+ * weight.
  */
 #include "common.glsl"
 #include "quant.glsl"
 #include "matvec-tile.glsl"
+
+layout(constant_id = ABI_MATVEC_EXPERTS_SPEC_ROW_UNITS) const uint ROW_UNITS = 1;
+layout(constant_id = ABI_MATVEC_SPEC_HOLD) const int HOLD = 0;
 
 layout(push_constant, std430) uniform Push
 {
 	abi_matvec_experts push;
 };
 
-const uint UNITS = 0;
-const int HOLD = 0;
+const uint UNITS = 0; /* x is staged */
 
+/* Of rows that lie in one piece; fetch_round() here is for those that do not, too. */
+#define fetch_round fetch_whole_round
 #include "matvec-dtype.glsl"
+#undef fetch_round
 #include "matvec-dot.glsl"
 #include "route.glsl"
 
@@ -70,56 +77,142 @@ void find_experts(uint i)
 	up_of = Pairs(push.w[1]).at[expert];
 }
 
-/* The rows of W of the expert of that rank from j on; behind the last the last one again. */
-void start_rank(uint rank, uint j)
+/* Units of a lane's row. */
+uint count_units()
 {
-	uvec2 gate = IS_MIX ? subgroupShuffle(gate_of, rank) : gate_of;
+	return IS_MIX ? push.n_used * ROW_UNITS : ROW_UNITS;
+}
 
+uint row_first; /* the tile's first row of W */
+
+/* Of each expert; behind the last one the last one again. */
+void start_rows(uint j)
+{
+	row_first = j;
+	if (IS_MIX)
+		return;
 	[[unroll]] for (int r = 0; r < ROWS; r++)
-		w_rows[r] = address_at(r < TILE_OUT ? gate : up_of,
+		w_rows[r] = address_at(r < TILE_OUT ? gate_of : up_of,
 			min(j + r % TILE_OUT, push.n - 1), push.n_row_bytes);
 }
 
-/* i: the row of x of rank 0. */
-void find_x(uint i, uint rank)
+/* Row r of the tile of the expert of that rank, which differs between lanes. */
+uvec2 mixed_row(int r, uint rank)
 {
-	find_row(0, address_at(push.staging, i + rank, ABI_QUANT_ROW_BYTES(push.k)));
+	return address_at(subgroupShuffle(gate_of, rank), min(row_first + r, push.n - 1),
+		push.n_row_bytes);
+}
+
+/* The lane's unit u of a round: its number among those of all ranks. */
+uint mixed_unit(uint round, int u)
+{
+	uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
+
+	return WHOLE != 0 ? unit : min(unit, count_units() - 1);
+}
+
+#if defined(IS_IN_PLACE)
+
+void fetch_mixed_round(uint round)
+{
+	[[unroll]] for (int u = 0; u < UNROLL; u++) {
+		uint number = mixed_unit(round, u);
+		uint rank = number / ROW_UNITS, unit = number % ROW_UNITS;
+		[[unroll]] for (int r = 0; r < ROWS; r++) {
+			Quads row = Quads(mixed_row(r, rank));
+			uint block = 9 * (unit / 4);
+			w_next[r][3 * u] = row.at[block];
+			w_next[r][3 * u + 1] = row.at[block + 1 + 2 * (unit % 4)];
+			w_next[r][3 * u + 2] = row.at[block + 2 + 2 * (unit % 4)];
+		}
+	}
+}
+
+#else
+
+/* Words of rows that are whole words lie behind each other as units do. */
+void fetch_mixed_round(uint round)
+{
+	uint n_words = push.n_row_bytes / 4;
+
+	[[unroll]] for (int i = 0; i < N_RAW; i++) {
+		uint number = round * ROUND_WORDS + lane() + i * SUBGROUP;
+		number = min(number, push.n_used * n_words - 1);
+		uint rank = number / n_words;
+		[[unroll]] for (int r = 0; r < ROWS; r++)
+			w_next[r][i] = Words(mixed_row(r, rank)).at[number % n_words];
+	}
+}
+
+#endif
+
+void fetch_round(uint round)
+{
+	if (IS_MIX)
+		fetch_mixed_round(round);
+	else
+		fetch_whole_round(round);
+}
+
+/* i: the row of x. */
+void find_x(uint i)
+{
+	find_row(0, address_at(push.staging, i, ABI_QUANT_ROW_BYTES(push.k)));
 }
 
 float totals[ROWS];
 
-/* All of a tile's sums, over all ranks. */
-void sum_tile(uint i, uint j)
+void add_mixed_round(uint round)
 {
-	uint n_rounds = (push.k / 64 + ROUND_UNITS - 1) / ROUND_UNITS;
-	uint n_ranks = IS_MIX ? push.n_used : 1;
-	bool is_fetched = false;
-
-	[[unroll]] for (int r = 0; r < ROWS; r++)
-		totals[r] = 0.0;
-	for (uint rank = 0; rank < n_ranks; rank++) {
-		if (IS_MIX)
-			find_x(i * push.n_used, rank);
-		clear_sums();
-		for (uint round = 0; round < n_rounds; round++) {
-			bool is_last = round + 1 == n_rounds;
-			if (!is_fetched && round == 0)
-				start_rank(rank, j);
-			if (!is_fetched)
-				fetch_round(round);
-			is_fetched = AHEAD != 0;
-			hold_round();
-			if (AHEAD != 0 && is_last && rank + 1 < n_ranks)
-				start_rank(rank + 1, j);
-			if (AHEAD != 0 && (!is_last || rank + 1 < n_ranks))
-				fetch_round(is_last ? 0 : round + 1);
-			add_round(round);
-		}
-		if (!IS_MIX)
-			continue;
+	[[unroll]] for (int u = 0; u < UNROLL; u++) {
+		uint number = mixed_unit(round, u), rank = number / ROW_UNITS;
 		float weight = subgroupShuffle(weight_of, rank);
+		if (WHOLE == 0 && round * ROUND_UNITS + u * SUBGROUP + lane() >= count_units())
+			continue;
+		find_x(gl_WorkGroupID.y * push.n_used + rank);
+		clear_sums();
+		add_unit(u, 0, number % ROW_UNITS, ROW_UNITS);
 		[[unroll]] for (int r = 0; r < ROWS; r++)
 			totals[r] = fma(weight, sums[r][0], totals[r]);
+	}
+}
+
+bool is_fetched; /* without AHEAD: the round's loads were started before */
+
+/* A round; the loads of what comes next, of the tile from next_j on behind the last, are started
+ * behind its own.
+ */
+void compute_round(uint round, uint n_rounds, bool has_next, uint next_j)
+{
+	bool is_last = round + 1 == n_rounds;
+
+	if (AHEAD == 0 && !is_fetched)
+		fetch_round(round);
+	is_fetched = false;
+	hold_round();
+	if (is_last && has_next)
+		start_rows(next_j);
+	if (AHEAD != 0 && (!is_last || has_next))
+		fetch_round(is_last ? 0 : round + 1);
+	if (IS_MIX)
+		add_mixed_round(round);
+	else
+		add_round(round);
+}
+
+/* All of a tile's sums. */
+void sum_tile(uint n_rounds, bool has_next, uint next_j)
+{
+	clear_sums();
+	[[unroll]] for (int r = 0; r < ROWS; r++)
+		totals[r] = 0.0;
+	if (HOLD > 0) {
+		/* Numbers of registers are constants. */
+		[[unroll]] for (int round = 0; round < HOLD / UNROLL; round++)
+			compute_round(round, HOLD / UNROLL, has_next, next_j);
+	} else {
+		for (uint round = 0; round < n_rounds; round++)
+			compute_round(round, n_rounds, has_next, next_j);
 	}
 	if (IS_MIX)
 		[[unroll]] for (int r = 0; r < ROWS; r++)
@@ -148,25 +241,35 @@ void finish_tile(uint i, uint j)
 void main()
 {
 	uint i = gl_WorkGroupID.y;
+	uint n_rounds = (count_units() + ROUND_UNITS - 1) / ROUND_UNITS;
 
 	if (i >= Words(push.m).at[0] * (IS_MIX ? 1 : push.n_used))
 		return;
 	find_experts(i);
+	uint j = tile_number(0) * TILE_OUT;
+	is_fetched = j < push.n;
+	if (is_fetched) {
+		start_rows(j);
+		fetch_round(0);
+	}
 	if (!IS_MIX) {
-		find_x(i / push.n_used, 0);
+		find_x(i / push.n_used);
+		keep_x();
 		if (NORM != 0)
 			x_scales[0] = find_scale(0, push.eps);
 	}
-	for (uint t = 0; tile_number(t) * TILE_OUT < push.n; t++) {
-		uint j = tile_number(t) * TILE_OUT;
-		sum_tile(i, j);
+	for (uint t = 0; j < push.n; t++) {
+		uint next_j = tile_number(t + 1) * TILE_OUT;
+		sum_tile(n_rounds, next_j < push.n, next_j);
 		finish_tile(i, j);
-		if (NEXT == 0 || (t + 1) % N_RUN != 0)
-			continue;
-		barrier();
-		if (gl_SubgroupID == 0 && lane() < 8)
-			stage_outputs(0, j / 32, address_at(push.next, i, ABI_QUANT_ROW_BYTES(push.n)),
-				push.n, push.next_gain);
-		barrier();
+		if (NEXT != 0 && (t + 1) % N_RUN == 0) {
+			barrier();
+			if (gl_SubgroupID == 0 && lane() < 8)
+				stage_outputs(0, j / 32,
+					address_at(push.next, i, ABI_QUANT_ROW_BYTES(push.n)), push.n,
+					push.next_gain);
+			barrier();
+		}
+		j = next_j;
 	}
 }

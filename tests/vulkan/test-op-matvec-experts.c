@@ -16,7 +16,7 @@
 
 static uint64_t seed;
 
-enum { ARENA_BYTES = 16 << 20, MAX_K = 1024, MAX_PAIRS = 16 };
+enum { ARENA_BYTES = 48 << 20, MAX_K = 1024, MAX_ROWS = 8 };
 static const float eps = 1e-5f;
 
 struct shape {
@@ -29,7 +29,9 @@ struct shape {
 	uint32_t m;
 	bool has_norm;
 	bool has_after;
-	struct op_matvec_experts_shape cut;
+	bool is_routed; /* somebody has chosen */
+	struct op_matvec_experts_shape cut;  /* of the first op */
+	struct op_matvec_experts_shape down; /* of the second */
 };
 
 /* Offsets in the arena, and the ops. */
@@ -38,7 +40,7 @@ struct site {
 	struct op_experts_params first, second;
 	struct op_matmul_params after;
 	uint64_t x, gain, after_gain, logits, choice, y, staging, pairs, behind;
-	float before[2 * MAX_K]; /* y [m][k] */
+	float before[MAX_ROWS * MAX_K]; /* y [m][k] */
 };
 
 /* Experts lie in any order: the table says where. */
@@ -83,6 +85,7 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 		.choice = op_arena_address(a, t->choice),
 		.m = op_arena_address(a, op_arena_take_u32(a, s->m)),
 		.n_used = s->n_used,
+		.is_routed = s->is_routed,
 		.eps = eps,
 		.n_rows = s->m};
 	struct op_experts_params *first = &t->first, *second = &t->second;
@@ -102,6 +105,22 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 	second->staging = op_arena_address(a, t->pairs);
 }
 
+/* What the router would leave. */
+static void choose(struct op_arena *a, const struct shape *s, const struct site *t)
+{
+	struct abi_choice *choice = (struct abi_choice *)(a->map + t->choice);
+	float weights[ABI_MAX_EXPERTS_USED];
+	uint32_t ids[ABI_MAX_EXPERTS_USED];
+
+	for (uint32_t i = 0; i < s->m; i++) {
+		ref_ops_route(op_arena_floats(a, t->logits) + i * s->n_expert, s->n_expert,
+			s->n_used, ids, weights);
+		for (uint32_t r = 0; r < s->n_used; r++)
+			choice[i * s->n_used + r] =
+				(struct abi_choice){.expert = ids[r], .weight = weights[r]};
+	}
+}
+
 static void init_site(struct op_arena *a, const struct shape *s, struct site *t)
 {
 	op_arena_reset(a);
@@ -112,7 +131,10 @@ static void init_site(struct op_arena *a, const struct shape *s, struct site *t)
 	t->logits = op_arena_take_floats(a, (uint64_t)s->m * s->n_expert);
 	t->choice = op_arena_take(a, 8ull * s->m * s->n_used, 0);
 	t->y = op_arena_take_floats(a, (uint64_t)s->m * s->k);
-	op_arena_expect(a, t->choice, 8ull * s->m * s->n_used);
+	if (s->is_routed)
+		choose(a, s, t);
+	else
+		op_arena_expect(a, t->choice, 8ull * s->m * s->n_used);
 	op_arena_expect(a, t->y, 4ull * s->m * s->k);
 	memcpy(t->before, op_arena_floats(a, t->y), 4ull * s->m * s->k);
 	init_ops(a, s, t);
@@ -250,7 +272,7 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 	on_device_check(op_matvec_experts_record_shape(a->pool, c, &t.first, &s->cut, &e), &e, "1");
 	vk_command_barrier(c);
 	on_device_check(
-		op_matvec_experts_record_shape(a->pool, c, &t.second, &s->cut, &e), &e, "2");
+		op_matvec_experts_record_shape(a->pool, c, &t.second, &s->down, &e), &e, "2");
 	op_arena_run(a);
 	for (uint32_t i = 0; i < s->m; i++) {
 		check_row(a, &t, i);
@@ -262,14 +284,32 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 static void test_experts(void **state)
 {
 	static const struct shape shapes[] = {
-		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, {2, 1, 2, false}},
-		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, {2, 2, 1, true}},
-		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, {4, 1, 4, true}},
-		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, {2, 1, 4, true}},
-		{DTYPE_Q4_0, DTYPE_TQ2_0, 64, 512, 4, 2, 1, true, true, {2, 1, 1, false}},
-		{DTYPE_Q2_0, DTYPE_Q1_0, 128, 256, 9, 4, 1, false, true, {2, 1, 8, false}},
-		{DTYPE_TQ2_0, DTYPE_Q2_0, 512, 128, 9, 2, 2, true, false, {4, 1, 1, false}},
-		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, {2, 1, 1, true}},
+		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false, {2, 1, 2, false, true},
+			{2, 1, 2, false, false}},
+		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true, {2, 2, 1, true, false},
+			{1, 2, 4, true, false}},
+		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, false,
+			{4, 1, 4, true, false}, {4, 3, 2, true, false}},
+		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, true, {2, 1, 4, true, true},
+			{2, 3, 1, true, false}},
+		{DTYPE_Q4_0, DTYPE_TQ2_0, 64, 512, 4, 2, 1, true, true, false,
+			{2, 1, 1, false, true}, {1, 4, 4, false, false}},
+		{DTYPE_Q2_0, DTYPE_Q1_0, 128, 256, 9, 4, 1, false, true, false,
+			{2, 1, 8, false, false}, {2, 1, 8, true, false}},
+		{DTYPE_TQ2_0, DTYPE_Q2_0, 512, 128, 9, 2, 2, true, false, true,
+			{4, 1, 1, false, true}, {8, 1, 1, false, false}},
+		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, false,
+			{2, 1, 1, true, false}, {1, 3, 4, false, false}},
+		/* Tiles of a subgroup one after the other, x held; rows that are not whole rounds. */
+		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true, {2, 1, 4, true, true},
+			{1, 3, 4, true, false}},
+		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false, {4, 1, 4, true, true},
+			{1, 3, 4, false, false}},
+		/* As many rows as there can be. */
+		{DTYPE_Q4_K, DTYPE_Q4_K, 256, 256, 65, 4, 8, true, true, true,
+			{2, 1, 4, true, false}, {1, 3, 4, true, false}},
+		{DTYPE_Q8_0, DTYPE_Q8_0, 128, 64, 101, 7, 7, true, false, false,
+			{2, 1, 2, true, false}, {1, 2, 2, true, false}},
 	};
 	struct op_arena a;
 
@@ -283,7 +323,8 @@ static void test_experts(void **state)
 /* Chains that cannot be are left to op_experts. */
 static void test_not_chained(void **state)
 {
-	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, false, {2, 1, 1, false}};
+	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, false, false,
+		{2, 1, 1, false, false}, {2, 1, 1, false, false}};
 	static struct site t;
 	struct op_arena a;
 

@@ -6,6 +6,7 @@
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
+#include "vk/device.h"
 #include "workerd/ops/experts.h"
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matvec-format.h"
@@ -72,24 +73,64 @@ static uint32_t count_outputs(
 	return s->n_subgroups * (p->finish == OP_EXPERTS_SWIGLU ? s->n_rows / 2 : s->n_rows);
 }
 
-static bool fits_shared(const struct op_pool *pool, const struct op_experts_params *p,
-	const struct op_matvec_experts_shape *s)
+/* Units of a row of W as lanes share it: with MIX those of all of a row's experts. */
+static uint32_t count_units(const struct op_experts_params *p)
 {
-	uint64_t n = op_matvec_format_count_shared(get_format(p), s->n_subgroups * s->n_rows,
-		s->n_unroll, op_pool_get_subgroup_size(pool));
+	uint32_t n = (uint32_t)p->w[0].ne[0] / OP_MATVEC_FORMAT_UNIT;
 
-	return n + 256 <= op_pool_get_shared_bytes(pool);
+	return p->finish == OP_EXPERTS_MIX ? n * p->n_used : n;
 }
 
+/* Of a lane's x in registers; 0: it is read for each tile. */
+static uint32_t count_hold(const struct op_pool *pool, const struct op_experts_params *p,
+	const struct op_matvec_experts_shape *s)
+{
+	uint32_t n_lanes = op_pool_get_subgroup_size(pool), n = count_units(p);
+
+	if (!s->is_held || p->finish == OP_EXPERTS_MIX || n % (n_lanes * s->n_unroll) != 0 ||
+		n / n_lanes > OP_MATVEC_MAX_HOLD)
+		return 0;
+	return n / n_lanes;
+}
+
+/* Does a workgroup of that shape fit the device? */
+static bool fits_shape(const struct op_pool *pool, const struct op_experts_params *p,
+	const struct op_matvec_experts_shape *s)
+{
+	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
+	uint64_t n = op_matvec_format_count_shared(
+		get_format(p), s->n_subgroups * s->n_rows, s->n_unroll, n_lanes);
+
+	return n + 256 <= op_pool_get_shared_bytes(pool) &&
+	       s->n_subgroups * n_lanes <= op_pool_get_info(pool)->max_invocations;
+}
+
+/*
+ * Few outputs and many experts: all loads of a layer's matrices under way at once are what a GPU
+ * wants. Outputs that are staged are a workgroup's by 32, so that one with as many subgroups has a
+ * row for each of them.
+ */
 struct op_matvec_experts_shape op_matvec_experts_choose(
 	const struct op_pool *pool, const struct op_experts_params *p)
 {
-	struct op_matvec_experts_shape s = {.n_rows = 2,
-		.n_unroll = 1,
-		.n_subgroups = op_pool_is_software(pool) ? 1 : 8,
-		.is_ahead = !op_pool_is_software(pool)};
+	enum { MAX_UNROLL = 3 };
+	struct op_matvec_experts_shape s = {.n_rows = 2, .n_unroll = 1, .n_subgroups = 1};
+	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
 
-	while (!fits_shared(pool, p, &s) && s.n_subgroups > 1)
+	if (op_pool_is_software(pool))
+		return s;
+	s.is_ahead = true;
+	s.is_held = true;
+	s.n_subgroups = 16;
+	if (p->finish == OP_EXPERTS_MIX) {
+		s.n_rows = 1;
+		s.n_unroll = (count_units(p) + n_lanes - 1) / n_lanes;
+		s.n_unroll = s.n_unroll < MAX_UNROLL ? s.n_unroll : MAX_UNROLL;
+		s.n_subgroups = 32;
+	}
+	while (!fits_shape(pool, p, &s) && s.n_unroll > 1)
+		s.n_unroll--;
+	while (!fits_shape(pool, p, &s) && s.n_subgroups > 1)
 		s.n_subgroups /= 2;
 	return s;
 }
@@ -115,7 +156,7 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 	const struct op_matvec_format *f = get_format(p);
 	struct op_pool_kernel kernel = {
 		.n_subgroups = s->n_subgroups,
-		.n_spec = ABI_MATVEC_SPEC_NEXT_NORM + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_MATVEC_SPEC_HOLD + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_MATVEC_EXPERTS_SPEC_ROUTE - ABI_SPEC_KERNEL] =
 				!is_mix && !p->is_routed,
@@ -125,6 +166,13 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 			[ABI_MATVEC_SPEC_AHEAD - ABI_SPEC_KERNEL] = s->is_ahead,
 			[ABI_MATVEC_SPEC_FINISH - ABI_SPEC_KERNEL] =
 				is_mix ? ABI_TILE_FINISH_MIX : ABI_TILE_FINISH_SWIGLU,
+			[ABI_MATVEC_EXPERTS_SPEC_ROW_UNITS - ABI_SPEC_KERNEL] =
+				(uint32_t)w->ne[0] / OP_MATVEC_FORMAT_UNIT,
+			[ABI_MATVEC_SPEC_HOLD - ABI_SPEC_KERNEL] = count_hold(pool, p, s),
+			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
+				count_units(p) %
+					(s->n_unroll * op_pool_get_subgroup_size(pool)) ==
+				0,
 			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
 			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},
 	};
@@ -148,13 +196,12 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 	if (!fits(pool, p) || (p->next ? 32 % count_outputs(p, s) != 0 : !is_mix) ||
 		(is_mix && !p->is_staged))
 		return err_set(ret_err, EINVAL, "matvec-experts: what does not fit");
-	if (!fits_shared(pool, p, s))
+	if (!fits_shape(pool, p, s))
 		return err_set(ret_err, ENOTSUP,
-			"matvec-experts: expected at most %u bytes of shared memory",
-			op_pool_get_shared_bytes(pool));
+			"matvec-experts: expected at most %u invocations and %u bytes of shared "
+			"memory",
+			op_pool_get_info(pool)->max_invocations, op_pool_get_shared_bytes(pool));
 	kernel.id = f->experts;
-	kernel.spec[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
-		push.k / f->n_unit % (s->n_unroll * op_pool_get_subgroup_size(pool)) == 0;
 	if (!p->is_staged) {
 		int r = record_quantize(pool, c, p, ret_err);
 		if (r)

@@ -25,7 +25,8 @@ struct op_matvec_experts_shape {
 	uint32_t n_rows;      /* of W: 1, 2, 4 or 8; with SWIGLU not 1 */
 	uint32_t n_unroll;    /* 1 to 4 */
 	uint32_t n_subgroups; /* where the output is staged so that it divides 32 */
-	bool is_ahead;
+	bool is_ahead;        /* loads of the next round, or tile, are under way before one is summed */
+	bool is_held;         /* SWIGLU: x stays in registers where they are whole */
 };
 
 /*
