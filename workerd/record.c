@@ -16,6 +16,7 @@
 #include "workerd/ops/matvec.h"
 #include "workerd/ops/rope-kv.h"
 #include "workerd/ops/route.h"
+#include "workerd/ops/router.h"
 
 struct recorder {
 	const struct graph *g;
@@ -31,6 +32,9 @@ struct recorder {
 	struct op_matmul_params matmul;
 	uint32_t experts_op;
 	struct op_experts_params experts;
+	/* Of the last router that has done this (workerd/ops/router.h). */
+	uint32_t chosen;    /* the value with its choice */
+	uint32_t staged_op; /* whose x it left as bytes */
 };
 
 static uint64_t value_address(const struct recorder *r, uint32_t value)
@@ -134,19 +138,6 @@ void record_get_matmul(const struct graph *g, const struct record_addresses *a,
 	(void)chain_matmul(&r, i, ret, &other);
 }
 
-static int record_matmul(struct recorder *r, uint32_t i)
-{
-	struct op_matmul_params params = r->matmul, next;
-
-	if (r->matmul_op != i)
-		get_matmul(r, i, &params);
-	if (chain_matmul(r, i, &params, &next)) {
-		r->matmul = next;
-		r->matmul_op = i + 1;
-	}
-	return op_matmul_record(r->pool, r->c, &params, r->err);
-}
-
 static int record_rope_kv(const struct recorder *r, const struct graph_op *op)
 {
 	struct op_rope_kv_params params = {
@@ -207,7 +198,10 @@ static const struct op_cache_layer *find_cache(
 		       : NULL;
 }
 
-/* Few rows need none of it, unless there is a cache to be filled: they choose on the way. */
+/*
+ * Few rows need none of it, unless there is a cache to be filled: the router has chosen, or they
+ * choose on the way.
+ */
 static int record_route(const struct recorder *r, const struct graph_op *op)
 {
 	struct op_route_params route = {
@@ -240,10 +234,12 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 
 	if (!is_grouped && !cache.layer)
 		return 0;
-	int rc = op_route_record(r->pool, r->c, &route, r->err);
-	if (rc)
-		return rc;
-	vk_command_barrier(r->c);
+	if (r->chosen != op->route.choice) {
+		int rc = op_route_record(r->pool, r->c, &route, r->err);
+		if (rc)
+			return rc;
+		vk_command_barrier(r->c);
+	}
 	return is_grouped ? op_group_record(r->pool, r->c, &group, r->err)
 			  : op_cache_record(r->pool, r->c, &cache, r->err);
 }
@@ -268,7 +264,8 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 		.is_exact = r->a->is_exact,
 		.m = r->a->n_rows,
 		.n_used = r->g->n_expert_used,
-		.is_routed = is_cached,
+		.is_routed = is_cached || r->chosen == routing->choice,
+		.is_staged = r->staged_op == i,
 		/* What few rows want has been brought into slots, as far as there are any. */
 		.is_far = op->experts.is_far && (is_grouped || !is_cached),
 		.eps = r->g->eps,
@@ -280,6 +277,61 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 		ret->w[k] = op->experts.w[k];
 		ret->tables[k] = r->a->expert_tables + sizeof(uint64_t) * op->experts.tables[k];
 	}
+}
+
+/* Op i multiplies by a router's matrix: all that becomes of it for few rows in one, if that fits.
+ */
+static bool find_router(const struct recorder *r, uint32_t i, struct op_router_params *ret)
+{
+	const struct graph_op *op = &r->g->ops[i];
+	struct op_experts_params first, second;
+
+	if (op->is_head || op->matmul.n_parts != 1 || op->matmul.finish != OP_MATMUL_STORE ||
+		!is_next(r, i + 1, GRAPH_ROUTE) || r->g->ops[i + 1].route.logits != op->matmul.y ||
+		op_experts_is_grouped(r->n_rows, r->g->n_expert, r->g->n_expert_used))
+		return false;
+	*ret = (struct op_router_params){
+		.w = op->matmul.w[0],
+		.x = value_address(r, op->matmul.x),
+		.gain = op->matmul.gain.address,
+		.logits = value_address(r, op->matmul.y),
+		.choice = value_address(r, r->g->ops[i + 1].route.choice),
+		.counters = r->a->attention_counters,
+		.m = r->a->n_rows,
+		.n_used = r->g->n_expert_used,
+		.is_exact = r->a->is_exact,
+		.eps = r->g->eps,
+		.n_rows = r->n_rows,
+	};
+	if (is_next(r, i + 2, GRAPH_EXPERTS) && is_next(r, i + 3, GRAPH_EXPERTS)) {
+		get_experts(r, i + 2, &first);
+		get_experts(r, i + 3, &second);
+		if (first.x == ret->x && first.gain == ret->gain &&
+			op_matvec_experts_chain(r->pool, &first, &second, NULL)) {
+			ret->staging = first.staging;
+			ret->order = op_matvec_experts_get_order(&first);
+		}
+	}
+	return op_router_fits(ret);
+}
+
+static int record_matmul(struct recorder *r, uint32_t i)
+{
+	struct op_matmul_params params = r->matmul, next;
+	struct op_router_params router;
+
+	if (r->matmul_op != i)
+		get_matmul(r, i, &params);
+	if (!params.is_staged && find_router(r, i, &router)) {
+		r->chosen = r->g->ops[i + 1].route.choice;
+		r->staged_op = router.staging ? i + 2 : GRAPH_NONE;
+		return op_router_record(r->pool, r->c, &router, r->err);
+	}
+	if (chain_matmul(r, i, &params, &next)) {
+		r->matmul = next;
+		r->matmul_op = i + 1;
+	}
+	return op_matmul_record(r->pool, r->c, &params, r->err);
 }
 
 /* Few rows: the first of the two stages x of the second, and that of the next layer. */
@@ -356,6 +408,8 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 		.end = range->end < g->n_ops ? range->end : g->n_ops,
 		.matmul_op = GRAPH_NONE,
 		.experts_op = GRAPH_NONE,
+		.chosen = GRAPH_NONE,
+		.staged_op = GRAPH_NONE,
 	};
 
 	vk_command_begin(c);

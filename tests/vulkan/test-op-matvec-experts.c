@@ -29,7 +29,7 @@ struct shape {
 	uint32_t m;
 	bool has_norm;
 	bool has_after;
-	bool is_routed; /* somebody has chosen */
+	bool is_routed;                      /* somebody has chosen */
 	struct op_matvec_experts_shape cut;  /* of the first op */
 	struct op_matvec_experts_shape down; /* of the second */
 };
@@ -284,10 +284,10 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 static void test_experts(void **state)
 {
 	static const struct shape shapes[] = {
-		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false, {2, 1, 2, false, true},
-			{2, 1, 2, false, false}},
-		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true, {2, 2, 1, true, false},
-			{1, 2, 4, true, false}},
+		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false,
+			{2, 1, 2, false, true}, {2, 1, 2, false, false}},
+		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true,
+			{2, 2, 1, true, false}, {1, 2, 4, true, false}},
 		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, false,
 			{4, 1, 4, true, false}, {4, 3, 2, true, false}},
 		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, true, {2, 1, 4, true, true},
@@ -300,11 +300,12 @@ static void test_experts(void **state)
 			{4, 1, 1, false, true}, {8, 1, 1, false, false}},
 		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, false,
 			{2, 1, 1, true, false}, {1, 3, 4, false, false}},
-		/* Tiles of a subgroup one after the other, x held; rows that are not whole rounds. */
-		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true, {2, 1, 4, true, true},
-			{1, 3, 4, true, false}},
-		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false, {4, 1, 4, true, true},
-			{1, 3, 4, false, false}},
+		/* Tiles of a subgroup one after the other, x held; rows that are not whole rounds.
+		 */
+		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true,
+			{2, 1, 4, true, true}, {1, 3, 4, true, false}},
+		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false,
+			{4, 1, 4, true, true}, {1, 3, 4, false, false}},
 		/* As many rows as there can be. */
 		{DTYPE_Q4_K, DTYPE_Q4_K, 256, 256, 65, 4, 8, true, true, true,
 			{2, 1, 4, true, false}, {1, 3, 4, true, false}},

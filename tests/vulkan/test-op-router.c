@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The router against scalar references: its logits against products in double, the choice against the
- * logits that it found, the bytes against x. Rows of W that are equal, few and many experts, sizes
- * that do not divide, rows that the step does not have; and counters that are 0 again, as no byte may
- * change that is not expected to.
+ * The router against scalar references: its logits against products in double, the choice against
+ * the logits that it found, the bytes against x. Rows of W that are equal, few and many experts,
+ * sizes that do not divide, rows that the step does not have; and counters that are 0 again, as no
+ * byte may change that is not expected to.
  */
 #include <math.h>
 
@@ -114,8 +114,8 @@ static void check_choice(
 		weights);
 	for (uint32_t r = 0; r < s->n_used; r++) {
 		assert_int_equal(choice[r].expert, ids[r]);
-		op_arena_check_near(a, choice[r].weight, weights[r], 4e-5f * weights[r] + 1e-30f,
-			"weight", r);
+		op_arena_check_near(
+			a, choice[r].weight, weights[r], 4e-5f * weights[r] + 1e-30f, "weight", r);
 	}
 }
 
@@ -184,8 +184,7 @@ static void test_shapes(void **state)
 
 static void test_what_does_not_fit(void **state)
 {
-	static const struct shape s = {
-		64, 8, 2, 1, 1, ABI_QUANT_ORDER_PLAIN, true, true, false};
+	static const struct shape s = {64, 8, 2, 1, 1, ABI_QUANT_ORDER_PLAIN, true, true, false};
 	struct err e = ERR_NULL;
 	struct op_arena a;
 	struct site t;

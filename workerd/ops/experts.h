@@ -49,7 +49,9 @@ struct op_experts_params {
 	uint64_t m;    /* of u32: rows of the step */
 	uint32_t n_used;
 	bool is_routed; /* choice has been made, for few rows too */
-	/* See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own.
+	/*
+	 * See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own.
+	 * Of what is computed otherwise x is there anyway.
 	 */
 	bool is_staged;
 	uint64_t next;

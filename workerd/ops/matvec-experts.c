@@ -18,6 +18,11 @@ static const struct op_matvec_format *get_format(const struct op_experts_params 
 	return op_matvec_format_find(p->w[0].dtype);
 }
 
+uint32_t op_matvec_experts_get_order(const struct op_experts_params *p)
+{
+	return get_format(p)->order;
+}
+
 /* Rows of x. */
 static uint32_t count_x(const struct op_experts_params *p)
 {
@@ -170,8 +175,7 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 				(uint32_t)w->ne[0] / OP_MATVEC_FORMAT_UNIT,
 			[ABI_MATVEC_SPEC_HOLD - ABI_SPEC_KERNEL] = count_hold(pool, p, s),
 			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
-				count_units(p) %
-					(s->n_unroll * op_pool_get_subgroup_size(pool)) ==
+				count_units(p) % (s->n_unroll * op_pool_get_subgroup_size(pool)) ==
 				0,
 			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
 			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},

@@ -25,8 +25,8 @@ struct op_matvec_experts_shape {
 	uint32_t n_rows;      /* of W: 1, 2, 4 or 8; with SWIGLU not 1 */
 	uint32_t n_unroll;    /* 1 to 4 */
 	uint32_t n_subgroups; /* where the output is staged so that it divides 32 */
-	bool is_ahead;        /* loads of the next round, or tile, are under way before one is summed */
-	bool is_held;         /* SWIGLU: x stays in registers where they are whole */
+	bool is_ahead; /* loads of the next round, or tile, are under way before one is summed */
+	bool is_held;  /* SWIGLU: x stays in registers where they are whole */
 };
 
 /*
@@ -36,6 +36,9 @@ struct op_matvec_experts_shape {
  */
 bool op_matvec_experts_chain(const struct op_pool *pool, struct op_experts_params *first,
 	struct op_experts_params *second, struct op_matmul_params *after);
+
+/* ABI_QUANT_ORDER_* of the bytes in the op's staging, after op_matvec_experts_chain. */
+uint32_t op_matvec_experts_get_order(const struct op_experts_params *params);
 
 /* One of the two, after op_matvec_experts_chain. As op_experts_record. */
 int must_check op_matvec_experts_record(struct op_pool *pool, struct vk_command *c,

@@ -10,7 +10,7 @@
 #include "workerd/ops/pool.h"
 
 enum {
-	N_INVOCATIONS = 256,    /* of a logit: two loads of each row of 2048 numbers */
+	N_INVOCATIONS = 256, /* of a logit: two loads of each row of 2048 numbers */
 	N_SOFTWARE_SUBGROUPS = 4,
 	MAX_K = 1 << 24, /* bytes of a row are counted in 32 bits */
 };

@@ -30,8 +30,8 @@ struct op_router_params {
 	uint64_t staging; /* of [n_rows] op_matvec_staging_bytes(k, 1): x for the experts; 0: not */
 	uint32_t order;   /* of the bytes there: ABI_QUANT_ORDER_* */
 	uint32_t n_used;
-	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
-	float eps;     /* of the norm */
+	bool is_exact;   /* rows have the same bits whatever else is in the step, see plan.h */
+	float eps;       /* of the norm */
 	uint32_t n_rows; /* the most that m can be */
 };
 
