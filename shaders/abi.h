@@ -27,7 +27,7 @@
 
 /* Rows of a group: all of one expert, multiplied together. */
 #define ABI_GROUP_ROWS 4
-#define ABI_MATRIX_GROUP_ROWS 64 /* on matrices */
+#define ABI_MIN_WIDE_ROWS 16 /* of a wide group, on matrices: 16, 32 or 64 */
 
 /* Rows of a tile that a workgroup of matrix-sum finishes. */
 #define ABI_MATRIX_SUM_ROWS 8
@@ -313,7 +313,7 @@ struct abi_choice {
 struct abi_group {
 	ABI_U32 expert;
 	ABI_U32 first;
-	ABI_U32 n; /* at most ABI_GROUP_ROWS */
+	ABI_U32 n; /* at most ABI_GROUP_ROWS, or wide_rows */
 };
 
 struct abi_route {
@@ -343,10 +343,12 @@ struct abi_group_push {
 	ABI_ADDRESS choice; /* [m][n_used] struct abi_choice */
 	ABI_ADDRESS pairs;  /* [m * n_used] u32: row * n_used + rank, sorted by expert */
 	ABI_ADDRESS groups; /* [m * n_used / ABI_GROUP_ROWS + n_expert] struct abi_group */
-	ABI_ADDRESS wide;   /* as groups, of ABI_MATRIX_GROUP_ROWS; 0: not wanted */
+	ABI_ADDRESS wide;   /* as groups, of wide_rows; 0: not wanted */
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
+	ABI_U32 wide_rows;
+	ABI_U32 pad;
 };
 
 struct abi_experts {
@@ -372,7 +374,7 @@ struct abi_experts {
 struct abi_matrix_experts {
 	ABI_ADDRESS w[2];   /* [n_expert] u64 each: where an expert's [n][k] begins */
 	ABI_ADDRESS x;      /* [m * n_used / x_share][k] f16 */
-	ABI_ADDRESS y;      /* [m * n_used][n] f32 */
+	ABI_ADDRESS y;      /* [m * n_used][n] f32, or f16 */
 	ABI_ADDRESS pairs;  /* see abi_group_push */
 	ABI_ADDRESS groups; /* its wide ones */
 	ABI_ADDRESS m;      /* u32: rows of this step */
@@ -382,6 +384,8 @@ struct abi_matrix_experts {
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
 	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
+	ABI_U32 is_half; /* 1: y is f16 */
+	ABI_U32 pad;
 };
 
 /* Experts of few rows by bytes. */

@@ -2,12 +2,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pairs (row, rank of an expert it takes) sorted by expert, and cut into groups of up to
- * ABI_GROUP_ROWS of one expert, and of ABI_MATRIX_GROUP_ROWS too where `wide` has a place for them: a
- * counting sort in which each expert counts for itself.
+ * ABI_GROUP_ROWS of one expert, and of wide_rows too where `wide` has a place for them: a counting
+ * sort in which each expert counts for itself.
  *
  * Shapes: choice [m][n_used] struct abi_choice, pairs [n] u32, n = m n_used, groups
- * [n / ABI_GROUP_ROWS + n_expert] struct abi_group.
- * Grid: x: ceil(n_expert / subgroups of a workgroup), a subgroup an expert.
+ * [n / ABI_GROUP_ROWS + n_expert] struct abi_group, wide [n / wide_rows + n_expert].
+ * Grid: x: n_expert, a workgroup an expert.
  * Bindings: none; addresses in struct abi_group_push.
  *
  * An expert whose pairs are [first, first + count) has the slots of groups from
@@ -25,7 +25,10 @@ layout(push_constant, std430) uniform Push
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer WordsOut { uint at[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Groups { abi_group at[]; };
 
-const uint STEP = 4; /* pairs that a lane looks at in a round */
+const uint STEP = 4; /* pairs that an invocation looks at in a round */
+const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
+
+shared uvec2 parts[N_SUBGROUPS]; /* of each subgroup: pairs of experts before, and its own */
 
 uint expert_of(uint pair)
 {
@@ -49,7 +52,7 @@ void put_groups(uvec2 groups, uint n_rows, uint expert, uint first, uint count)
 	uint slot = first / n_rows + expert;
 	uint end = (first + count) / n_rows + expert + 1;
 
-	for (uint i = lane(); slot + i < end; i += SUBGROUP) {
+	for (uint i = gl_LocalInvocationIndex; slot + i < end; i += LOCAL_SIZE) {
 		uint at = min(i * n_rows, count);
 		Groups(groups).at[slot + i] =
 			abi_group(expert, first + at, min(count - at, n_rows));
@@ -58,33 +61,39 @@ void put_groups(uvec2 groups, uint n_rows, uint expert, uint first, uint count)
 
 void main()
 {
-	uint expert = subgroup_x();
-
-	if (expert >= push.n_expert)
-		return;
+	uint expert = gl_WorkGroupID.x;
 	uint n = Words(push.m).at[0] * push.n_used;
+	/* An invocation has neighbours: so all of them are in order. */
+	uint n_each = (n + LOCAL_SIZE - 1) / LOCAL_SIZE;
+	uint begin = min(gl_LocalInvocationIndex * n_each, n), end = min(begin + n_each, n);
 	uint n_before = 0, n_own = 0;
-	for (uint i0 = lane(); i0 < n; i0 += STEP * SUBGROUP) {
+
+	for (uint i0 = begin; i0 < end; i0 += STEP) {
 		[[unroll]] for (uint s = 0; s < STEP; s++) {
-			uint other = expert_of(min(i0 + s * SUBGROUP, n - 1));
-			bool is_pair = i0 + s * SUBGROUP < n;
+			uint other = expert_of(min(i0 + s, n - 1));
+			bool is_pair = i0 + s < end;
 			n_before += is_pair && other < expert ? 1 : 0;
 			n_own += is_pair && other == expert ? 1 : 0;
 		}
 	}
-	uint first = sum_lanes(n_before);
-	uint count = sum_lanes(n_own);
-	uint at = first + sum_lanes_before(n_own);
+	uint own_before = sum_lanes_before(n_own);
+	uvec2 part = uvec2(sum_lanes(n_before), sum_lanes(n_own));
+	if (lane() == 0)
+		parts[gl_SubgroupID] = part;
+	barrier();
+	uint first = 0, count = 0, at = own_before;
+	for (uint s = 0; s < N_SUBGROUPS; s++) {
+		first += parts[s].x;
+		at += s < gl_SubgroupID ? parts[s].y : 0;
+		count += parts[s].y;
+	}
+	at += first;
 	put_groups(push.groups, ABI_GROUP_ROWS, expert, first, count);
 	if (push.wide != uvec2(0))
-		put_groups(push.wide, ABI_MATRIX_GROUP_ROWS, expert, first, count);
-	if (count == 0)
+		put_groups(push.wide, push.wide_rows, expert, first, count);
+	if (n_own == 0)
 		return;
-	for (uint i0 = lane(); i0 < n; i0 += STEP * SUBGROUP) {
-		[[unroll]] for (uint s = 0; s < STEP; s++) {
-			uint i = i0 + s * SUBGROUP;
-			if (i < n && expert_of(i) == expert)
-				WordsOut(push.pairs).at[at++] = i;
-		}
-	}
+	for (uint i = begin; i < end; i++)
+		if (expert_of(i) == expert)
+			WordsOut(push.pairs).at[at++] = i;
 }

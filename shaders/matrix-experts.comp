@@ -9,9 +9,10 @@
  *	finish: STORE v; GATE silu(y[p][j]) v; SWIGLU silu(v of w[0]) (v of w[1])
  *
  * Shapes: w[] [n_expert] addresses of [n][k] each in a block format, x [m n_used / x_share][k] f16
- * (stage.comp), y [m n_used][n] f32.
- * Grid: x: slots of groups of ABI_MATRIX_GROUP_ROWS = BM pairs (group.comp); y: ceil(n / BN), with
- * SWIGLU ceil(n / (BN / 2)).
+ * (stage.comp), y [m n_used][n] f32, or f16 with is_half: then what is beyond its range is its
+ * largest.
+ * Grid: x: slots of groups of BM pairs, the wide ones of group.comp; y: ceil(n / BN), with SWIGLU
+ * ceil(n / (BN / 2)).
  * Bindings: none; addresses in struct abi_matrix_experts. Only the matrices of experts that are
  * taken are read, wherever their table says they are.
  */
@@ -53,11 +54,16 @@ uint x_row(uint i)
 
 void store_output(uint i, uint j, float v)
 {
-	FloatsOut y = FloatsOut(address_at(push.y, pair_of(i), 4 * push.n));
 	uint at = j0 + j;
 
 	if (at >= push.n)
 		return;
+	if (push.is_half != 0) {
+		HalvesOut(address_at(push.y, pair_of(i), 2 * push.n)).at[at] =
+			float16_t(clamp(v, -HALF_MAX, HALF_MAX));
+		return;
+	}
+	FloatsOut y = FloatsOut(address_at(push.y, pair_of(i), 4 * push.n));
 	y.at[at] = FINISH == ABI_TILE_FINISH_GATE ? silu(y.at[at]) * v : v;
 }
 
@@ -66,7 +72,7 @@ void main()
 	uint n_pairs = Words(push.m).at[0] * push.n_used;
 
 	j0 = gl_WorkGroupID.y * BN_OUT;
-	if (gl_WorkGroupID.x >= n_pairs / ABI_MATRIX_GROUP_ROWS + push.n_expert)
+	if (gl_WorkGroupID.x >= n_pairs / BM + push.n_expert)
 		return;
 	group = Groups(push.groups).at[gl_WorkGroupID.x];
 	if (group.n == 0)

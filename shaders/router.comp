@@ -20,7 +20,7 @@
  */
 #include "common.glsl"
 #include "quant.glsl"
-#include "route.glsl"
+#include "choose.glsl"
 
 layout(constant_id = ABI_ROUTER_SPEC_BYTES) const uint BYTES = 0;
 
@@ -30,8 +30,6 @@ layout(push_constant, std430) uniform Push
 };
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
-/* Written by one workgroup, read by another. */
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Logits { float at[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counters { uint at[]; };
 
 const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
@@ -39,9 +37,6 @@ const int UNROLL = 2; /* loads of each row that an invocation has under way */
 
 shared vec2 parts[N_SUBGROUPS]; /* of the sum, and of the sum of squares */
 shared bool is_last;
-shared uvec4 keys[ABI_MAX_EXPERTS / 4];
-shared uint chosen[ABI_MAX_EXPERTS_USED];
-shared float chosen_logits[ABI_MAX_EXPERTS_USED];
 
 /* The invocation's part of the product and of the squares. */
 vec2 sum_part(uvec2 w, uvec2 x)
@@ -85,46 +80,6 @@ void stage_bytes(uint i)
 	}
 }
 
-/* How many experts come before this one. */
-uint rank_of(uint expert)
-{
-	uint key = keys[expert / 4][expert % 4], n_before = 0;
-
-	for (uint q = 0; q < (push.n_expert + 3) / 4; q++) {
-		[[unroll]] for (uint e = 0; e < 4; e++)
-			n_before += is_before(place(keys[q][e], 4 * q + e), place(key, expert)) ? 1 : 0;
-	}
-	return n_before;
-}
-
-void choose(uint i)
-{
-	Logits logits = Logits(address_at(push.logits, i, 4 * push.n_expert));
-
-	/* Behind the last expert: what comes after all of them. */
-	for (uint e = gl_LocalInvocationIndex; e < (push.n_expert + 3) / 4 * 4; e += LOCAL_SIZE)
-		keys[e / 4][e % 4] = e < push.n_expert ? place_key(logits.at[e]) : 0;
-	barrier();
-	for (uint e = gl_LocalInvocationIndex; e < push.n_expert; e += LOCAL_SIZE) {
-		uint rank = rank_of(e);
-		if (rank < push.n_used) {
-			chosen[rank] = e;
-			chosen_logits[rank] = logits.at[e];
-		}
-	}
-	barrier();
-	for (uint r = gl_LocalInvocationIndex; r < push.n_used; r += LOCAL_SIZE) {
-		float sum = 0.0, own = 0.0;
-		for (uint other = 0; other < push.n_used; other++) {
-			precise float below = chosen_logits[other] - chosen_logits[0];
-			precise float weight = exp(below);
-			sum += weight;
-			own = other == r ? weight : own;
-		}
-		ChoicesOut(push.choice).at[i * push.n_used + r] = abi_choice(chosen[r], own / sum);
-	}
-}
-
 /* The first invocation: the logit, which all others have left their parts of. */
 void finish_logit(uint i)
 {
@@ -161,5 +116,6 @@ void main()
 	if (!is_last)
 		return;
 	memoryBarrierBuffer();
-	choose(i);
+	choose(address_at(push.logits, i, 4 * push.n_expert), push.n_expert, push.n_used,
+		address_at(push.choice, i, 8 * push.n_used));
 }

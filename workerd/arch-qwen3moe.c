@@ -26,8 +26,8 @@ static int add_routing_values(const struct arch_stack *s, struct graph_routing *
 	graph_extend_value(s->g, v.groups, group_words * n_expert);
 	if (s->g->wants_staging) {
 		r = graph_add_value(s->g,
-			(group_words * n_used + ABI_MATRIX_GROUP_ROWS - 1) / ABI_MATRIX_GROUP_ROWS,
-			false, s->err, &v.wide);
+			(group_words * n_used + ABI_MIN_WIDE_ROWS - 1) / ABI_MIN_WIDE_ROWS, false,
+			s->err, &v.wide);
 		if (r)
 			return r;
 		graph_extend_value(s->g, v.wide, group_words * n_expert);

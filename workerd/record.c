@@ -12,6 +12,7 @@
 #include "workerd/ops/experts.h"
 #include "workerd/ops/group.h"
 #include "workerd/ops/matmul.h"
+#include "workerd/ops/matrix-experts.h"
 #include "workerd/ops/matvec-experts.h"
 #include "workerd/ops/matvec.h"
 #include "workerd/ops/rope-kv.h"
@@ -217,6 +218,7 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 		.pairs = value_address(r, op->route.pairs),
 		.groups = value_address(r, op->route.groups),
 		.wide = value_address(r, op->route.wide),
+		.wide_rows = op_group_choose_wide(r->n_rows, route.n_expert, route.n_used),
 		.m = route.m,
 		.n_expert = route.n_expert,
 		.n_used = route.n_used,
@@ -261,6 +263,7 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 		.pairs = value_address(r, routing->pairs),
 		.groups = value_address(r, routing->groups),
 		.wide = value_address(r, routing->wide),
+		.wide_rows = op_group_choose_wide(r->n_rows, r->g->n_expert, r->g->n_expert_used),
 		.is_exact = r->a->is_exact,
 		.m = r->a->n_rows,
 		.n_used = r->g->n_expert_used,
@@ -334,17 +337,20 @@ static int record_matmul(struct recorder *r, uint32_t i)
 	return op_matmul_record(r->pool, r->c, &params, r->err);
 }
 
-/* Few rows: the first of the two stages x of the second, and that of the next layer. */
+/*
+ * The first of the two makes x of the second as that one reads it; of few rows the second that of
+ * the next layer, too.
+ */
 static int record_experts(struct recorder *r, uint32_t i)
 {
 	const struct graph_op *op = &r->g->ops[i];
 	struct op_experts_params params = r->experts;
 	bool has_after = is_next(r, i + 2, GRAPH_MATMUL);
-	bool is_few = r->experts_op == i;
+	bool is_second = r->experts_op == i, is_few = is_second && !params.is_half;
 
-	if (!is_few)
+	if (!is_second)
 		get_experts(r, i, &params);
-	if (!is_few && op->experts.finish == OP_EXPERTS_SWIGLU &&
+	if (!is_second && op->experts.finish == OP_EXPERTS_SWIGLU &&
 		is_next(r, i + 1, GRAPH_EXPERTS)) {
 		struct op_matmul_params after = {0};
 
@@ -353,7 +359,7 @@ static int record_experts(struct recorder *r, uint32_t i)
 			get_matmul(r, i + 2, &after);
 		is_few = op_matvec_experts_chain(
 			r->pool, &params, &r->experts, has_after ? &after : NULL);
-		if (is_few)
+		if (is_few || op_matrix_experts_chain(r->pool, &params, &r->experts))
 			r->experts_op = i + 1;
 		if (is_few && after.is_staged) {
 			r->matmul = after;

@@ -16,7 +16,16 @@
 #include "workerd/ops/matrix-experts.h"
 #include "workerd/ops/route.h"
 
-enum { ARENA_BYTES = 16 << 20, STAGING_BYTES = 1 << 20, GATE = 0, UP = 1, DOWN = 2, N_PARTS = 3 };
+enum {
+	ARENA_BYTES = 16 << 20,
+	STAGING_BYTES = 1 << 20,
+	GATE = 0,
+	UP = 1,
+	DOWN = 2,
+	N_PARTS = 3,
+	MAX_USED = 8,
+	MAX_FF = 256
+};
 
 static uint64_t seed;
 static const float eps = 1e-5f;
@@ -31,6 +40,8 @@ struct shape {
 	uint32_t n_rows;
 	bool has_norm;
 	bool has_favourite; /* expert 1 is taken by all rows */
+	bool is_chained;    /* h is f16 */
+	uint32_t wide_rows;
 };
 
 /* A layer in the arena: offsets. */
@@ -76,8 +87,10 @@ static void layer_init(struct op_arena *a, const struct shape *s, struct layer *
 	l->pairs = op_arena_take(a, sizeof(uint32_t) * n_pairs, 0);
 	l->groups = op_arena_take(a,
 		sizeof(struct abi_group) * op_group_count_slots(s->m, s->n_expert, s->n_used), 0);
-	l->wide = op_arena_take(
-		a, sizeof(struct abi_group) * op_group_count_wide(s->m, s->n_expert, s->n_used), 0);
+	l->wide = op_arena_take(a,
+		sizeof(struct abi_group) *
+			op_group_count_wide(s->m, s->n_expert, s->n_used, s->wide_rows),
+		0);
 	l->h = op_arena_take(a, sizeof(float) * n_pairs * s->n_ff, 0);
 	l->z = op_arena_take(a, sizeof(float) * n_pairs * s->n_embd, 0);
 	l->y = op_arena_take_floats(a, (uint64_t)s->m * s->n_embd);
@@ -121,6 +134,7 @@ static struct op_experts_params get_params(
 		.pairs = op_arena_address(a, l->pairs),
 		.groups = op_arena_address(a, l->groups),
 		.wide = op_arena_address(a, l->wide),
+		.wide_rows = s->wide_rows,
 		.staging = vk_memory_get_address(l->staging),
 		.n_staging_bytes = STAGING_BYTES,
 		.m = op_arena_address(a, l->m),
@@ -148,6 +162,7 @@ static void record_routing(struct op_arena *a, const struct shape *s, const stru
 		.pairs = op_arena_address(a, l->pairs),
 		.groups = op_arena_address(a, l->groups),
 		.wide = op_arena_address(a, l->wide),
+		.wide_rows = s->wide_rows,
 		.m = route.m,
 		.n_expert = s->n_expert,
 		.n_used = s->n_used,
@@ -173,12 +188,15 @@ static void run_layer(struct op_arena *a, const struct shape *s, const struct la
 	op_arena_expect(a, l->groups,
 		sizeof(struct abi_group) * op_group_count_slots(s->m, s->n_expert, s->n_used));
 	op_arena_expect(a, l->wide,
-		sizeof(struct abi_group) * op_group_count_wide(s->m, s->n_expert, s->n_used));
-	op_arena_expect(a, l->h, sizeof(float) * n_pairs * s->n_ff);
+		sizeof(struct abi_group) *
+			op_group_count_wide(s->m, s->n_expert, s->n_used, s->wide_rows));
+	op_arena_expect(a, l->h, (s->is_chained ? 2 : 4) * n_pairs * s->n_ff);
 	op_arena_expect(a, l->z, sizeof(float) * n_pairs * s->n_embd);
 	op_arena_expect(a, l->y, sizeof(float) * s->m * s->n_embd);
 	assert_true(op_matrix_experts_fits(a->pool, &up));
 	assert_true(op_matrix_experts_fits(a->pool, &down));
+	if (s->is_chained)
+		assert_true(op_matrix_experts_chain(a->pool, &up, &down));
 	op_arena_begin(a);
 	vk_command_fill(a->command, &staging, 0x7fc1fe7fu); /* NaN as two f16 */
 	record_routing(a, s, l);
@@ -205,6 +223,17 @@ static struct matrix_sample_dot dot(const struct op_arena *a, const struct weigh
 	return d;
 }
 
+/* h of a pair, as numbers; and how far each is rounded. */
+static void get_h(const struct op_arena *a, const struct shape *s, const struct layer *l,
+	uint32_t pair, float *ret_h)
+{
+	const uint16_t *halves = (const uint16_t *)(a->map + l->h) + (uint64_t)pair * s->n_ff;
+	const float *floats = op_arena_floats(a, l->h) + (uint64_t)pair * s->n_ff;
+
+	for (uint32_t j = 0; j < s->n_ff; j++)
+		ret_h[j] = s->is_chained ? ref_ops_from_half(halves[j]) : floats[j];
+}
+
 /* A row's h against the reference, its y against that of the h that was found. */
 static void check_row(
 	const struct op_arena *a, const struct shape *s, const struct layer *l, uint32_t row)
@@ -213,30 +242,30 @@ static void check_row(
 	const float *y = op_arena_floats(a, l->y) + (uint64_t)row * s->n_embd;
 	const float *before = op_arena_floats(a, l->y_before) + (uint64_t)row * s->n_embd;
 	float *in = malloc(sizeof(float) * s->n_embd);
-	float weights[ABI_MAX_EXPERTS_USED];
+	float weights[ABI_MAX_EXPERTS_USED], h[MAX_USED][MAX_FF];
 	uint32_t ids[ABI_MAX_EXPERTS_USED];
 
 	assert_non_null(in);
+	assert_true(s->n_used <= MAX_USED && s->n_ff <= MAX_FF);
 	memcpy(in, x, sizeof(float) * s->n_embd);
 	if (s->has_norm)
 		ref_ops_rms_norm(x, op_arena_floats(a, l->gain), s->n_embd, eps, in);
 	(void)get_choice(a, s, l, row, ids, weights);
 	for (uint32_t r = 0; r < s->n_used; r++) {
-		const float *h =
-			op_arena_floats(a, l->h) + (uint64_t)(row * s->n_used + r) * s->n_ff;
+		get_h(a, s, l, row * s->n_used + r, h[r]);
 		for (uint32_t j = 0; j < s->n_ff; j++) {
 			struct matrix_sample_dot d =
 				matrix_sample_swiglu(dot(a, &l->w[GATE], ids[r], j, in),
 					dot(a, &l->w[UP], ids[r], j, in));
-			op_arena_check_near(a, h[j], (float)d.y, (float)d.tolerance, "h", j);
+			double rounding = s->is_chained ? 0x1p-11 * fabs(d.y) + 0x1p-25 : 0;
+			op_arena_check_near(a, h[r][j], (float)d.y,
+				(float)(d.tolerance * (1 + 0x1p-11) + rounding), "h", j);
 		}
 	}
 	for (uint32_t j = 0; j < s->n_embd; j++) {
 		double expected = before[j], tolerance = 1e-5;
 		for (uint32_t r = 0; r < s->n_used; r++) {
-			const float *h = op_arena_floats(a, l->h) +
-					 (uint64_t)(row * s->n_used + r) * s->n_ff;
-			struct matrix_sample_dot d = dot(a, &l->w[DOWN], ids[r], j, h);
+			struct matrix_sample_dot d = dot(a, &l->w[DOWN], ids[r], j, h[r]);
 			expected += (double)weights[r] * d.y;
 			tolerance += (double)weights[r] * d.tolerance + 2e-6 * fabs(d.y);
 		}
@@ -271,7 +300,11 @@ static void run_format(uint32_t dtype)
 			.n_ff = unit * op_arena_random(&a, 1, unit == 64 ? 2 : 1),
 			.n_rows = i == 3 ? 150 : 48,
 			.has_norm = i % 2 == 0,
-			.has_favourite = i == 3};
+			.has_favourite = i == 3,
+			.is_chained = i != 1,
+			.wide_rows = i == 0   ? 16
+				     : i == 1 ? 64
+					      : 32};
 		s.m = op_arena_random(&a, s.n_rows / 2, s.n_rows);
 		run_shape(&s, &a);
 	}
@@ -300,7 +333,8 @@ static void test_mixed_formats(void **state)
 		.n_ff = 96,
 		.m = 37,
 		.n_rows = 64,
-		.has_norm = true};
+		.has_norm = true,
+		.wide_rows = 16};
 	struct op_arena a;
 
 	(void)state;
@@ -317,7 +351,8 @@ static void test_what_does_not_fit(void **state)
 		.n_embd = 64,
 		.n_ff = 32,
 		.m = 20,
-		.n_rows = 20};
+		.n_rows = 20,
+		.wide_rows = 32};
 	struct op_arena a;
 	struct layer l;
 
@@ -339,7 +374,8 @@ static void test_what_does_not_fit(void **state)
 	REFUSED(p.wide = 0);
 	REFUSED(p.staging = 0);
 	REFUSED(p.n_staging_bytes = 20 * 64 * 2 - 1);
-	REFUSED(p.n_rows = 16);
+	REFUSED(p.n_rows = 1); /* few: no groups */
+	REFUSED(p.wide_rows = 24);
 	REFUSED(p.n_used = 5);
 	REFUSED(p.n_used = 0);
 	REFUSED(p.w[1].dtype = 10); /* q2_K */
@@ -347,6 +383,18 @@ static void test_what_does_not_fit(void **state)
 	REFUSED(p.w[0].address += 2);
 	REFUSED(p.x += 4);
 #undef REFUSED
+	struct op_experts_params second = get_params(&a, &s, &l, true);
+#define NOT_CHAINED(change)                                                 \
+	do {                                                                \
+		p = good;                                                   \
+		change;                                                     \
+		assert_false(op_matrix_experts_chain(a.pool, &p, &second)); \
+		assert_false(p.is_half || second.is_half);                  \
+	} while (0)
+	NOT_CHAINED(p.w[1].dtype = DTYPE_Q4_0);
+	NOT_CHAINED(p.is_exact = true);
+	NOT_CHAINED(p.y += 16);
+#undef NOT_CHAINED
 	vk_memory_free(l.staging);
 	op_arena_fini(&a);
 }

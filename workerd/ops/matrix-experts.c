@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -12,29 +13,36 @@
 #include "workerd/ops/pool.h"
 #include "workerd/ops/stage.h"
 
-enum {
-	MIN_ROWS = 17,
-	/* Pairs an expert, on average; below, few share what is read. */
-	MIN_PAIRS = 2,
-	MAX_GRID_Y = 65535, /* Vulkan promises no more */
+enum { MAX_GRID_Y = 65535 }; /* Vulkan promises no more */
+
+/*
+ * By rows of a group, the smaller ones first; measured on an H200. Most experts have fewer rows
+ * than a tile, and pay for those that they have.
+ */
+static const struct op_matrix_tile tiles[] = {
+	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
+	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1, .is_ragged = true},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1, .is_ragged = true},
 };
 
-/* Most experts have fewer rows than a tile, and pay for those that they have. */
-static struct op_matrix_tile choose_tile(const struct op_pool *pool, uint64_t k)
-{
-	struct op_matrix_tile tile = {.bn = 128,
-		.bm = ABI_MATRIX_GROUP_ROWS,
-		.bk = k % 64 ? 32 : 64,
-		.sn = 32,
-		.sm = ABI_MATRIX_GROUP_ROWS,
-		.n_buffers = 1,
-		.is_ragged = true};
+/* Narrow enough for a subgroup of eight lanes. */
+static const struct op_matrix_tile narrow_tile = {
+	.bn = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1, .is_ragged = true};
 
-	if (op_pool_get_subgroup_size(pool) < 32) {
-		tile.bn = 32;
-		tile.bk = 32;
-		tile.sn = tile.sm = 16;
+struct op_matrix_tile op_matrix_experts_choose(
+	const struct op_pool *pool, const struct op_experts_params *p)
+{
+	struct op_matrix_tile tile = narrow_tile;
+	uint32_t i = 0;
+
+	if (op_pool_get_subgroup_size(pool) >= 32) {
+		while (i + 1 < ARRAY_SIZE(tiles) && tiles[i].bm < p->wide_rows)
+			i++;
+		tile = tiles[i];
 	}
+	tile.bm = (uint16_t)p->wide_rows;
+	if (p->w[0].ne[0] % tile.bk)
+		tile.bk = 32;
 	return tile;
 }
 
@@ -49,42 +57,58 @@ static uint32_t count_share(const struct op_experts_params *p)
 	return is_swiglu(p) ? 1 : p->n_used;
 }
 
+/* Of x in staging; 0: it is f16 where it is. */
+static uint64_t count_staged(const struct op_experts_params *p)
+{
+	return p->is_half && !is_swiglu(p) ? 0 : 2 * p->w[0].ne[0] * p->n_rows * count_share(p);
+}
+
 bool op_matrix_experts_fits(const struct op_pool *pool, const struct op_experts_params *p)
 {
 	const struct weights_tensor *w = p->w;
 	uint64_t k = w[0].ne[0], n = w[0].ne[1], n_expert = w[0].ne[2];
-	struct op_matrix_tile tile = choose_tile(pool, k);
+	struct op_matrix_tile tile = op_matrix_experts_choose(pool, p);
 	struct op_pool_kernel kernel;
 
 	if (p->is_exact || p->is_far || !p->wide || !p->staging || p->staging % 16 || p->x % 16 ||
 		p->gain % 16 || p->n_used == 0 || p->n_used > n_expert ||
-		p->n_used > ABI_MAX_EXPERTS_USED || p->n_rows < MIN_ROWS ||
-		(uint64_t)p->n_rows * p->n_used < MIN_PAIRS * n_expert)
+		p->n_used > ABI_MAX_EXPERTS_USED ||
+		!op_experts_is_grouped(p->n_rows, (uint32_t)n_expert, p->n_used))
 		return false;
 	for (uint32_t i = 0; i < (is_swiglu(p) ? 2 : 1); i++)
 		if (!op_matrix_tile_find_kernel(&w[i], true, &kernel.id) || w[i].ne[0] != k ||
 			w[i].ne[1] != n || w[i].ne[2] != n_expert)
 			return false;
-	uint64_t n_staged = 2 * k * p->n_rows * count_share(p);
+	uint64_t n_x = 2 * k * p->n_rows * count_share(p);
 	/* Quads of x and bytes of a row of y are counted in 32 bits. */
-	return n_staged <= p->n_staging_bytes && n_staged / 16 < UINT32_MAX &&
+	return count_staged(p) <= p->n_staging_bytes && n_x / 16 < UINT32_MAX &&
 	       n < UINT32_MAX / sizeof(float) && n / (tile.bn / 2) < MAX_GRID_Y &&
 	       op_matrix_tile_bind(pool, &tile, k, &kernel);
 }
 
+bool op_matrix_experts_chain(const struct op_pool *pool, struct op_experts_params *first,
+	struct op_experts_params *second)
+{
+	if (!is_swiglu(first) || is_swiglu(second) || second->x != first->y || second->gain ||
+		first->w[0].dtype != first->w[1].dtype || !op_matrix_experts_fits(pool, first) ||
+		!op_matrix_experts_fits(pool, second))
+		return false;
+	first->is_half = second->is_half = true;
+	return true;
+}
+
 /* One dispatch of matrices of one format, the first-th on. */
 static int record_part(struct op_pool *pool, struct vk_command *c,
-	const struct op_experts_params *p, uint32_t first, uint32_t finish, uint64_t y,
-	struct err *ret_err)
+	const struct op_experts_params *p, const struct op_matrix_tile *tile, uint32_t first,
+	uint32_t finish, uint64_t y, struct err *ret_err)
 {
 	const struct weights_tensor *w = &p->w[first];
-	struct op_matrix_tile tile = choose_tile(pool, w->ne[0]);
-	uint32_t n_out = finish == ABI_TILE_FINISH_SWIGLU ? tile.bn / 2 : tile.bn;
+	uint32_t n_out = finish == ABI_TILE_FINISH_SWIGLU ? tile->bn / 2 : tile->bn;
 	struct op_pool_kernel kernel = {0};
 	const struct abi_matrix_experts push = {
 		.w = {p->tables[first],
 			finish == ABI_TILE_FINISH_SWIGLU ? p->tables[first + 1] : 0},
-		.x = p->staging,
+		.x = p->is_half && !is_swiglu(p) ? p->x : p->staging,
 		.y = y,
 		.pairs = p->pairs,
 		.groups = p->wide,
@@ -95,31 +119,32 @@ static int record_part(struct op_pool *pool, struct vk_command *c,
 		.n_expert = (uint32_t)w->ne[2],
 		.n_used = p->n_used,
 		.x_share = is_swiglu(p) ? p->n_used : 1,
+		.is_half = p->is_half && finish == ABI_TILE_FINISH_SWIGLU,
 	};
 
-	if (!op_matrix_tile_find_kernel(w, true, &kernel.id) ||
-		!op_matrix_tile_bind(pool, &tile, w->ne[0], &kernel))
-		return err_set(ret_err, ENOTSUP, "a shape without kernel");
+	if (!op_matrix_tile_find_kernel(w, true, &kernel.id) || tile->bm != p->wide_rows ||
+		tile->is_direct || !op_matrix_tile_bind(pool, tile, w->ne[0], &kernel))
+		return err_set(ret_err, ENOTSUP, "a shape or tile without kernel");
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = finish;
-	uint32_t n_slots = op_group_count_wide(p->n_rows, push.n_expert, p->n_used);
+	uint32_t n_slots = op_group_count_wide(p->n_rows, push.n_expert, p->n_used, p->wide_rows);
 	return op_pool_dispatch(pool, c, &kernel, &push, n_slots * kernel.n_subgroups,
 		(push.n + n_out - 1) / n_out, ret_err);
 }
 
 static int record_swiglu(struct op_pool *pool, struct vk_command *c,
-	const struct op_experts_params *p, struct err *ret_err)
+	const struct op_experts_params *p, const struct op_matrix_tile *tile, struct err *ret_err)
 {
 	if (p->w[0].dtype == p->w[1].dtype)
-		return record_part(pool, c, p, 0, ABI_TILE_FINISH_SWIGLU, p->y, ret_err);
-	int r = record_part(pool, c, p, 0, ABI_TILE_FINISH_STORE, p->y, ret_err);
+		return record_part(pool, c, p, tile, 0, ABI_TILE_FINISH_SWIGLU, p->y, ret_err);
+	int r = record_part(pool, c, p, tile, 0, ABI_TILE_FINISH_STORE, p->y, ret_err);
 	if (r)
 		return r;
 	vk_command_barrier(c);
-	return record_part(pool, c, p, 1, ABI_TILE_FINISH_GATE, p->y, ret_err);
+	return record_part(pool, c, p, tile, 1, ABI_TILE_FINISH_GATE, p->y, ret_err);
 }
 
 static int record_mix(struct op_pool *pool, struct vk_command *c, const struct op_experts_params *p,
-	struct err *ret_err)
+	const struct op_matrix_tile *tile, struct err *ret_err)
 {
 	const struct op_pool_kernel kernel = {.id = KERNELS_MIX, .n_subgroups = 1};
 	const struct abi_mix push = {.z = p->z,
@@ -130,7 +155,7 @@ static int record_mix(struct op_pool *pool, struct vk_command *c, const struct o
 		.n_used = p->n_used};
 	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
 
-	int r = record_part(pool, c, p, 0, ABI_TILE_FINISH_STORE, p->z, ret_err);
+	int r = record_part(pool, c, p, tile, 0, ABI_TILE_FINISH_STORE, p->z, ret_err);
 	if (r)
 		return r;
 	vk_command_barrier(c);
@@ -138,7 +163,7 @@ static int record_mix(struct op_pool *pool, struct vk_command *c, const struct o
 		pool, c, &kernel, &push, (push.n + n_lanes - 1) / n_lanes, p->n_rows, ret_err);
 }
 
-int op_matrix_experts_record(struct op_pool *pool, struct vk_command *c,
+static int record_stage(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *p, struct err *ret_err)
 {
 	const struct op_stage_params stage = {.x = p->x,
@@ -151,12 +176,28 @@ int op_matrix_experts_record(struct op_pool *pool, struct vk_command *c,
 		.n_rows = p->n_rows};
 
 	int r = op_stage_record(pool, c, &stage, ret_err);
-	if (!r) {
+	if (!r)
 		vk_command_barrier(c);
-		r = is_swiglu(p) ? record_swiglu(pool, c, p, ret_err)
-				 : record_mix(pool, c, p, ret_err);
-	}
+	return r;
+}
+
+int op_matrix_experts_record_tile(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *p, const struct op_matrix_tile *tile, struct err *ret_err)
+{
+	int r = count_staged(p) ? record_stage(pool, c, p, ret_err) : 0;
+
+	if (!r)
+		r = is_swiglu(p) ? record_swiglu(pool, c, p, tile, ret_err)
+				 : record_mix(pool, c, p, tile, ret_err);
 	if (r)
 		err_prefix(ret_err, "matrix experts");
 	return r;
+}
+
+int op_matrix_experts_record(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *p, struct err *ret_err)
+{
+	struct op_matrix_tile tile = op_matrix_experts_choose(pool, p);
+
+	return op_matrix_experts_record_tile(pool, c, p, &tile, ret_err);
 }

@@ -4,13 +4,14 @@
 
 /*
  * The same as op_experts_record (workerd/ops/experts.h) for many rows, on the device's matrices:
- * groups of ABI_MATRIX_GROUP_ROWS rows of one expert are a tile's, their x f16 in p->staging, sums
- * are f32 (shaders/matrix-experts.comp). Engine thread, when commands are recorded.
+ * groups of p->wide_rows rows of one expert are a tile's, their x f16 in p->staging, sums are f32
+ * (shaders/matrix-experts.comp). Engine thread, when commands are recorded.
  */
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
+#include "workerd/ops/matrix-tile.h"
 
 struct err;
 struct op_experts_params;
@@ -24,8 +25,23 @@ struct vk_command;
  */
 bool op_matrix_experts_fits(const struct op_pool *pool, const struct op_experts_params *p);
 
+/*
+ * Spares the second the making of f16: where both fit and can, the first leaves them in its y, and
+ * true is returned. Then both have to be recorded this way, one after the other.
+ */
+bool op_matrix_experts_chain(const struct op_pool *pool, struct op_experts_params *first,
+	struct op_experts_params *second);
+
 /* Records it, with barriers where one of its own dispatches needs another's output. */
 int must_check op_matrix_experts_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *p, struct err *ret_err);
+
+/* What op_matrix_experts_record would choose. */
+struct op_matrix_tile op_matrix_experts_choose(
+	const struct op_pool *pool, const struct op_experts_params *p);
+
+/* The same with this tile of wide_rows rows of x, for measuring. -ENOTSUP where there is none. */
+int must_check op_matrix_experts_record_tile(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *p, const struct op_matrix_tile *tile, struct err *ret_err);
 
 #endif

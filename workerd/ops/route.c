@@ -10,7 +10,11 @@
 int op_route_record(struct op_pool *pool, struct vk_command *c, const struct op_route_params *p,
 	struct err *ret_err)
 {
-	struct op_pool_kernel kernel = {.id = KERNELS_ROUTE, .n_subgroups = 1};
+	enum { N_INVOCATIONS = 128 };
+	struct op_pool_kernel kernel = {.id = KERNELS_ROUTE,
+		.n_subgroups = op_pool_is_software(pool)
+				       ? 1
+				       : N_INVOCATIONS / op_pool_get_subgroup_size(pool)};
 	struct abi_route push = {.logits = p->logits,
 		.choice = p->choice,
 		.m = p->m,
@@ -22,5 +26,5 @@ int op_route_record(struct op_pool *pool, struct vk_command *c, const struct op_
 		return err_set(ret_err, EINVAL,
 			"route: expected up to %d of %d experts, found %u of %u",
 			ABI_MAX_EXPERTS_USED, ABI_MAX_EXPERTS, p->n_used, p->n_expert);
-	return op_pool_dispatch(pool, c, &kernel, &push, 1, p->n_rows, ret_err);
+	return op_pool_dispatch(pool, c, &kernel, &push, kernel.n_subgroups, p->n_rows, ret_err);
 }
