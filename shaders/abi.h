@@ -325,18 +325,16 @@ struct abi_route {
 };
 
 struct abi_router {
-	ABI_ADDRESS w;        /* [n_expert][k] f32 */
-	ABI_ADDRESS x;        /* [m][k] f32 */
-	ABI_ADDRESS gain;     /* [k] f32 with NORM */
-	ABI_ADDRESS logits;   /* [m][n_expert] f32 */
-	ABI_ADDRESS choice;   /* [m][n_used] struct abi_choice */
-	ABI_ADDRESS staging;  /* [m] rows of ABI_QUANT_ROW_BYTES(k) with BYTES */
-	ABI_ADDRESS counters; /* [m] u32, 0 between dispatches */
-	ABI_ADDRESS m;        /* u32: rows of this step */
+	ABI_ADDRESS w;       /* [n_expert][k] f32 */
+	ABI_ADDRESS x;       /* [m][k] f32 */
+	ABI_ADDRESS gain;    /* [k] f32 with NORM */
+	ABI_ADDRESS logits;  /* [m][n_expert] f32 */
+	ABI_ADDRESS staging; /* [m] rows of ABI_QUANT_ROW_BYTES(k) with BYTES */
+	ABI_ADDRESS m;       /* u32: rows of this step */
 	ABI_U32 n_expert;
-	ABI_U32 n_used;
 	ABI_U32 k;
 	ABI_F32 eps;
+	ABI_U32 pad;
 };
 
 struct abi_group_push {
@@ -390,7 +388,7 @@ struct abi_matrix_experts {
 
 /* Experts of few rows by bytes. */
 struct abi_matvec_experts {
-	ABI_ADDRESS w[2];      /* [n_expert] u64 each: where an expert's [n][k] begins */
+	ABI_ADDRESS w[2];      /* [n_expert][n][k] each, or [n_expert] u64: where those begin */
 	ABI_ADDRESS y;         /* MIX: [m][n] f32, added to */
 	ABI_ADDRESS logits;    /* [m][n_expert] f32 with ROUTE */
 	ABI_ADDRESS choice;    /* [m][n_used] struct abi_choice; written with ROUTE */
@@ -403,7 +401,9 @@ struct abi_matvec_experts {
 	ABI_U32 n_row_bytes; /* of W */
 	ABI_U32 n_expert;
 	ABI_U32 n_used;
+	ABI_U32 n_expert_bytes; /* of W; 0: w are tables */
 	ABI_F32 eps;
+	ABI_U32 pad;
 };
 
 struct abi_mix {

@@ -3,48 +3,64 @@
 #define SHADERS_CHOOSE_GLSL
 
 /*
- * The choice of route.glsl by a whole workgroup, to the bit: each invocation counts for an expert of
- * its own how many come before it, which is its rank. Included behind common.glsl.
+ * The choice of route.glsl by a whole workgroup, to the bit: the rank of an expert is how many come
+ * before it, and lanes that lie side by side count those for one of them. Included behind common.glsl.
  */
 #include "route.glsl"
 
-/* Written by one workgroup, and perhaps read by another. */
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Logits { float at[]; };
+/* Lanes that share an expert. */
+const uint N_COUNTERS = LOCAL_SIZE >= 512 ? 4 : LOCAL_SIZE >= 256 ? 2 : 1;
 
 shared uvec4 keys[ABI_MAX_EXPERTS / 4];
 shared uint chosen[ABI_MAX_EXPERTS_USED];
 shared float chosen_logits[ABI_MAX_EXPERTS_USED];
 
-/* How many experts come before this one. */
-uint rank_of(uint expert, uint n_expert)
+/* What place_key() was made of; both zeroes are the positive one. */
+float key_logit(uint key)
 {
-	uint key = keys[expert / 4][expert % 4], n_before = 0;
-
-	for (uint q = 0; q < (n_expert + 3) / 4; q++) {
-		uvec4 others = keys[q];
-		[[unroll]] for (uint e = 0; e < 4; e++)
-			n_before += is_before(place(others[e], 4 * q + e), place(key, expert)) ? 1 : 0;
-	}
-	return n_before;
+	return uintBitsToFloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-/* Logits [n_expert] f32 and choices [n_used] at these addresses; all invocations call it once. */
-void choose(uvec2 logits_at, uint n_expert, uint n_used, uvec2 choices_at)
+/* This lane's part of those that come before. */
+uint count_before(place one, uint n_expert)
 {
-	Logits logits = Logits(logits_at);
+	uint n = 0;
+
+	for (uint q = gl_LocalInvocationIndex % N_COUNTERS; q < (n_expert + 3) / 4; q += N_COUNTERS) {
+		uvec4 others = keys[q];
+		[[unroll]] for (uint e = 0; e < 4; e++)
+			n += is_before(place(others[e], 4 * q + e), one) ? 1 : 0;
+	}
+	return n;
+}
+
+/* Logits [n_expert] f32: fills chosen and chosen_logits, [n_used]. All invocations call it once. */
+void rank_experts(uvec2 logits_at, uint n_expert, uint n_used)
+{
+	Floats logits = Floats(logits_at);
 
 	/* Behind the last expert: what comes after all of them. */
 	for (uint e = gl_LocalInvocationIndex; e < (n_expert + 3) / 4 * 4; e += LOCAL_SIZE)
 		keys[e / 4][e % 4] = e < n_expert ? place_key(logits.at[e]) : 0;
 	barrier();
-	for (uint e = gl_LocalInvocationIndex; e < n_expert; e += LOCAL_SIZE) {
-		uint rank = rank_of(e, n_expert);
-		if (rank < n_used) {
+	for (uint e0 = 0; e0 < n_expert; e0 += LOCAL_SIZE / N_COUNTERS) {
+		uint e = e0 + gl_LocalInvocationIndex / N_COUNTERS;
+		uint at = min(e, n_expert - 1);
+		place one = place(keys[at / 4][at % 4], at);
+		uint rank = count_before(one, n_expert);
+		[[unroll]] for (uint d = 1; d < N_COUNTERS; d *= 2)
+			rank += subgroupShuffleXor(rank, d);
+		if (e < n_expert && rank < n_used) {
 			chosen[rank] = e;
-			chosen_logits[rank] = logits.at[e];
+			chosen_logits[rank] = key_logit(one.key);
 		}
 	}
 	barrier();
+}
+
+/* After that: the choices and their weights, at the address of [n_used]. */
+void put_choices(uint n_used, uvec2 choices_at)
+{
 	for (uint r = gl_LocalInvocationIndex; r < n_used; r += LOCAL_SIZE) {
 		float sum = 0.0, own = 0.0;
 		for (uint other = 0; other < n_used; other++) {

@@ -41,7 +41,7 @@ const uint UNITS = 0; /* x is staged */
 #include "matvec-dtype.glsl"
 #undef fetch_round
 #include "matvec-dot.glsl"
-#include "route.glsl"
+#include "choose.glsl"
 
 const bool IS_MIX = FINISH == ABI_TILE_FINISH_MIX;
 
@@ -50,31 +50,44 @@ uvec2 gate_of;
 uvec2 up_of;
 float weight_of;
 
-/* The expert of a row with that rank; the last one's finder writes the row's choices down. */
-uint route(uint i, uint rank)
+/* Where an expert's rows begin. */
+uvec2 matrix_of(uint part, uint expert)
 {
-	Floats logits = Floats(address_at(push.logits, i, 4 * push.n_expert));
-
-	if (subgroup_x() != 0 || rank != push.n_used - 1)
-		return route_one(logits, push.n_expert, rank);
-	return route_all(logits, push.n_expert, push.n_used,
-		ChoicesOut(address_at(push.choice, i, 8 * push.n_used)));
+	return push.n_expert_bytes != 0 ? address_at(push.w[part], expert, push.n_expert_bytes)
+					: Pairs(push.w[part]).at[expert];
 }
 
-void find_experts(uint i)
+/* Of that rank, of the row that pair i is of; in all invocations. */
+uint expert_of(uint i)
 {
+	if (GATHER == 0)
+		return Choices(push.choice).at[i].expert;
+	rank_experts(address_at(push.logits, i / push.n_used, 4 * push.n_expert), push.n_expert,
+		push.n_used);
+	return chosen[i % push.n_used];
+}
+
+/* False: there is no such row, whose choice may be anything. */
+bool find_experts(uint i)
+{
+	/* It is on its way while others are. */
+	uint m = Words(push.m).at[0];
+
 	if (IS_MIX) {
-		/* All at once: each is three loads behind each other. */
 		abi_choice choice = Choices(push.choice).at[
 			i * push.n_used + min(lane(), push.n_used - 1)];
-		gate_of = Pairs(push.w[0]).at[choice.expert];
+		if (i >= m)
+			return false;
+		gate_of = matrix_of(0, choice.expert);
 		weight_of = choice.weight;
-		return;
+		return true;
 	}
-	uint expert = GATHER != 0 ? route(i / push.n_used, i % push.n_used)
-				  : Choices(push.choice).at[i].expert;
-	gate_of = Pairs(push.w[0]).at[expert];
-	up_of = Pairs(push.w[1]).at[expert];
+	uint expert = expert_of(i);
+	if (i >= m * push.n_used)
+		return false;
+	gate_of = matrix_of(0, expert);
+	up_of = matrix_of(1, expert);
+	return true;
 }
 
 /* Units of a lane's row. */
@@ -243,15 +256,16 @@ void main()
 	uint i = gl_WorkGroupID.y;
 	uint n_rounds = (count_units() + ROUND_UNITS - 1) / ROUND_UNITS;
 
-	if (i >= Words(push.m).at[0] * (IS_MIX ? 1 : push.n_used))
+	if (!find_experts(i))
 		return;
-	find_experts(i);
 	uint j = tile_number(0) * TILE_OUT;
 	is_fetched = j < push.n;
 	if (is_fetched) {
 		start_rows(j);
 		fetch_round(0);
 	}
+	if (GATHER != 0 && gl_WorkGroupID.x == 0 && i % push.n_used == 0)
+		put_choices(push.n_used, address_at(push.choice, i, 8));
 	if (!IS_MIX) {
 		find_x(i / push.n_used);
 		keep_x();

@@ -21,6 +21,7 @@ void main()
 
 	if (i >= Words(push.m).at[0])
 		return;
-	choose(address_at(push.logits, i, 4 * push.n_expert), push.n_expert, push.n_used,
-		address_at(push.choice, i, 8 * push.n_used));
+	rank_experts(
+		address_at(push.logits, i, 4 * push.n_expert), push.n_expert, push.n_used);
+	put_choices(push.n_used, address_at(push.choice, i, 8 * push.n_used));
 }

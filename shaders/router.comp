@@ -1,26 +1,23 @@
 #version 460
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The experts of few rows, out of a matrix of f32, and the bytes of the rows for those experts:
+ * Few rows times a matrix of f32 that chooses their experts, and the bytes of the rows for those:
  *
  *	logits[i][e] = sum over k of W[e][k] a[i][k],  a[i] = x[i] gain / sqrt(mean(x[i]^2) + eps)
- *	choice[i] = the n_used experts of the largest logits[i], largest first, with their weights, as
- *	            route.glsl says
  *	staging[i] = x[i] as quantize.comp makes it  with BYTES
  *
  * Shapes: W [n_expert][k] f32, k % 4 == 0, with BYTES % 64; W, x and gain at multiples of 16 bytes;
- * x [m][k] f32, logits [m][n_expert] f32, choice [m][n_used] struct abi_choice, counters [m] u32, all 0
- * before and after.
+ * x [m][k] f32, logits [m][n_expert] f32.
  * Grid: x: n_expert, a workgroup a logit; y: m.
  * Bindings: none; addresses in struct abi_router. Rows beyond *m are not computed.
  *
  * One matrix of little more than a MB does not keep a GPU busy: what counts is how many loads come one
- * after the other. So a workgroup has one logit, the bytes are made beside it, and the workgroup that
- * is the last of its row chooses.
+ * after the other. So a workgroup has one logit, and the bytes are made beside it. The choice is left
+ * to who reads the logits (choose.glsl): the last one here would have to wait for all others, and
+ * those would wait for it.
  */
 #include "common.glsl"
 #include "quant.glsl"
-#include "choose.glsl"
 
 layout(constant_id = ABI_ROUTER_SPEC_BYTES) const uint BYTES = 0;
 
@@ -30,13 +27,11 @@ layout(push_constant, std430) uniform Push
 };
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counters { uint at[]; };
 
 const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
 const int UNROLL = 2; /* loads of each row that an invocation has under way */
 
 shared vec2 parts[N_SUBGROUPS]; /* of the sum, and of the sum of squares */
-shared bool is_last;
 
 /* The invocation's part of the product and of the squares. */
 vec2 sum_part(uvec2 w, uvec2 x)
@@ -64,10 +59,10 @@ vec2 sum_part(uvec2 w, uvec2 x)
 	return sum;
 }
 
-/* This workgroup's blocks of 32 numbers; the last invocations first: the first has other work. */
+/* This workgroup's blocks of 32 numbers. */
 void stage_bytes(uint i)
 {
-	uint number = LOCAL_SIZE - 1 - gl_LocalInvocationIndex;
+	uint number = gl_LocalInvocationIndex;
 	Floats x = Floats(address_at(push.x, i, 4 * push.k));
 	uvec2 row = address_at(push.staging, i, ABI_QUANT_ROW_BYTES(push.k));
 
@@ -80,42 +75,27 @@ void stage_bytes(uint i)
 	}
 }
 
-/* The first invocation: the logit, which all others have left their parts of. */
-void finish_logit(uint i)
-{
-	vec2 sum = vec2(0.0);
-
-	for (uint s = 0; s < N_SUBGROUPS; s++)
-		sum += parts[s];
-	float scale = NORM != 0 ? norm_scale(sum.y, push.k, push.eps) : 1.0;
-	Logits(push.logits).at[i * push.n_expert + gl_WorkGroupID.x] = scale * sum.x;
-	memoryBarrierBuffer();
-	Counters counters = Counters(push.counters);
-	is_last = atomicAdd(counters.at[i], 1) == push.n_expert - 1;
-	if (is_last)
-		atomicExchange(counters.at[i], 0);
-}
-
 void main()
 {
 	uint i = gl_WorkGroupID.y;
+	/* Nothing waits for it. */
+	uint m = Words(push.m).at[0];
 	vec2 part = sum_part(address_at(push.w, gl_WorkGroupID.x, 4 * push.k),
 		address_at(push.x, i, 4 * push.k));
 
-	if (i >= Words(push.m).at[0])
+	if (i >= m)
 		return;
 	part = vec2(sum_lanes(part.x), sum_lanes(part.y));
 	if (lane() == 0)
 		parts[gl_SubgroupID] = part;
-	barrier();
-	if (gl_LocalInvocationIndex == 0)
-		finish_logit(i);
 	if (BYTES != 0)
 		stage_bytes(i);
 	barrier();
-	if (!is_last)
+	if (gl_LocalInvocationIndex != 0)
 		return;
-	memoryBarrierBuffer();
-	choose(address_at(push.logits, i, 4 * push.n_expert), push.n_expert, push.n_used,
-		address_at(push.choice, i, 8 * push.n_used));
+	vec2 sum = vec2(0.0);
+	for (uint s = 0; s < N_SUBGROUPS; s++)
+		sum += parts[s];
+	float scale = NORM != 0 ? norm_scale(sum.y, push.k, push.eps) : 1.0;
+	FloatsOut(push.logits).at[i * push.n_expert + gl_WorkGroupID.x] = scale * sum.x;
 }

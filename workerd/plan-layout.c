@@ -14,7 +14,6 @@
 #include "workerd/graph.h"
 #include "workerd/ops/best.h"
 #include "workerd/ops/attention.h"
-#include "workerd/ops/router.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
@@ -53,13 +52,6 @@ bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
 	       bytes_align(ret->logits + n_logit_bytes, 256, &ret->parts) &&
 	       !__builtin_add_overflow(
 		       ret->parts, OP_BEST_PARTS_BYTES * params->n_logit_rows, &ret->n_bytes);
-}
-
-uint64_t plan_layout_get_counters(const struct graph *g, uint64_t n_counter_bytes)
-{
-	uint64_t n = g->n_expert ? OP_ROUTER_MAX_ROWS * sizeof(uint32_t) : 0;
-
-	return n > n_counter_bytes ? n : n_counter_bytes;
 }
 
 void plan_layout_get_constants(
@@ -133,7 +125,7 @@ int plan_layout_name_scratch(const struct graph *g, uint32_t n_rows,
 			.offset = layout->constants + n_turn_bytes,
 			.n_bytes = n_table_bytes};
 	if (n_counter_bytes)
-		names[n++] = (struct vk_slice_name){.name = "counters",
+		names[n++] = (struct vk_slice_name){.name = "attention counters",
 			.offset = layout->constants + constants->counters,
 			.n_bytes = n_counter_bytes};
 	names[n++] = (struct vk_slice_name){

@@ -50,17 +50,11 @@ struct plan_layout_scratch {
 /* Offsets into the constants: rope turns at 0, then these. */
 struct plan_constants {
 	uint64_t tables;   /* of experts */
-	uint64_t counters; /* of attention and routers; they are no constants, but 0 at first and kept */
+	uint64_t counters; /* of attention; they are no constants, but 0 at first and kept */
 	uint64_t n_bytes;
 };
 
-/*
- * Bytes of counters that attention, which takes n_counter_bytes of them, and routers have in turn
- * (workerd/ops/router.h).
- */
-uint64_t plan_layout_get_counters(const struct graph *g, uint64_t n_counter_bytes);
-
-/* n_counter_bytes: of all counters. */
+/* n_counter_bytes: see op_attention_get_needs. */
 void plan_layout_get_constants(
 	const struct graph *g, uint64_t n_counter_bytes, struct plan_constants *ret_constants);
 

@@ -195,7 +195,6 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	kv_get_table(p->kv, &table);
 	p->params.n_table_bytes = table.n_bytes;
 	plan_layout_get_attention(g, p->d, &p->params, &needs);
-	needs.n_counter_bytes = plan_layout_get_counters(g, needs.n_counter_bytes);
 	plan_layout_get_constants(g, needs.n_counter_bytes, &constants);
 	graph_reserve_partials(g, (uint32_t)(needs.n_partial_bytes / 4));
 	int r = graph_place(g, p->params.n_rows, ret_err, &n_value_bytes);

@@ -33,9 +33,7 @@ struct recorder {
 	struct op_matmul_params matmul;
 	uint32_t experts_op;
 	struct op_experts_params experts;
-	/* Of the last router that has done this (workerd/ops/router.h). */
-	uint32_t chosen;    /* the value with its choice */
-	uint32_t staged_op; /* whose x it left as bytes */
+	uint32_t staged_op; /* whose x a router has left as bytes, see workerd/ops/router.h */
 };
 
 static uint64_t value_address(const struct recorder *r, uint32_t value)
@@ -199,10 +197,7 @@ static const struct op_cache_layer *find_cache(
 		       : NULL;
 }
 
-/*
- * Few rows need none of it, unless there is a cache to be filled: the router has chosen, or they
- * choose on the way.
- */
+/* Few rows need none of it, unless there is a cache to be filled: they choose on the way. */
 static int record_route(const struct recorder *r, const struct graph_op *op)
 {
 	struct op_route_params route = {
@@ -236,12 +231,10 @@ static int record_route(const struct recorder *r, const struct graph_op *op)
 
 	if (!is_grouped && !cache.layer)
 		return 0;
-	if (r->chosen != op->route.choice) {
-		int rc = op_route_record(r->pool, r->c, &route, r->err);
-		if (rc)
-			return rc;
-		vk_command_barrier(r->c);
-	}
+	int rc = op_route_record(r->pool, r->c, &route, r->err);
+	if (rc)
+		return rc;
+	vk_command_barrier(r->c);
 	return is_grouped ? op_group_record(r->pool, r->c, &group, r->err)
 			  : op_cache_record(r->pool, r->c, &cache, r->err);
 }
@@ -267,7 +260,8 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 		.is_exact = r->a->is_exact,
 		.m = r->a->n_rows,
 		.n_used = r->g->n_expert_used,
-		.is_routed = is_cached || r->chosen == routing->choice,
+		.is_plain = !is_cached,
+		.is_routed = is_cached,
 		.is_staged = r->staged_op == i,
 		/* What few rows want has been brought into slots, as far as there are any. */
 		.is_far = op->experts.is_far && (is_grouped || !is_cached),
@@ -298,10 +292,7 @@ static bool find_router(const struct recorder *r, uint32_t i, struct op_router_p
 		.x = value_address(r, op->matmul.x),
 		.gain = op->matmul.gain.address,
 		.logits = value_address(r, op->matmul.y),
-		.choice = value_address(r, r->g->ops[i + 1].route.choice),
-		.counters = r->a->attention_counters,
 		.m = r->a->n_rows,
-		.n_used = r->g->n_expert_used,
 		.is_exact = r->a->is_exact,
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
@@ -326,7 +317,6 @@ static int record_matmul(struct recorder *r, uint32_t i)
 	if (r->matmul_op != i)
 		get_matmul(r, i, &params);
 	if (!params.is_staged && find_router(r, i, &router)) {
-		r->chosen = r->g->ops[i + 1].route.choice;
 		r->staged_op = router.staging ? i + 2 : GRAPH_NONE;
 		return op_router_record(r->pool, r->c, &router, r->err);
 	}
@@ -414,7 +404,6 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 		.end = range->end < g->n_ops ? range->end : g->n_ops,
 		.matmul_op = GRAPH_NONE,
 		.experts_op = GRAPH_NONE,
-		.chosen = GRAPH_NONE,
 		.staged_op = GRAPH_NONE,
 	};
 

@@ -30,7 +30,7 @@ struct record_addresses {
 	uint64_t turns;   /* [n_rot / 2] u64 */
 	uint64_t spans;   /* of up to n_spans rows, see op_attention_fill_spans; 0: none */
 	uint32_t n_spans;
-	uint64_t attention_counters; /* see op_attention_params; of routers too */
+	uint64_t attention_counters; /* see op_attention_params */
 	enum op_attention_kind attention;
 	uint64_t table; /* [n_slots][n_slot_pages] u64 */
 	uint32_t n_slot_pages;

@@ -30,6 +30,7 @@ struct shape {
 	bool has_norm;
 	bool has_after;
 	bool is_routed;                      /* somebody has chosen */
+	bool is_plain; /* the tables are poison */
 	struct op_matvec_experts_shape cut;  /* of the first op */
 	struct op_matvec_experts_shape down; /* of the second */
 };
@@ -43,9 +44,9 @@ struct site {
 	float before[MAX_ROWS * MAX_K]; /* y [m][k] */
 };
 
-/* Experts lie in any order: the table says where. */
+/* Experts lie in any order, and the table says where; or in theirs, and nobody does. */
 static struct weights_tensor take_experts(struct op_arena *a, uint32_t dtype, uint32_t n,
-	uint32_t k, uint32_t n_expert, uint64_t *ret_table)
+	uint32_t k, uint32_t n_expert, bool is_plain, uint64_t *ret_table)
 {
 	const struct dtype *t = dtype_find(dtype);
 	uint64_t n_bytes = (uint64_t)n * k / t->n_block * t->n_bytes;
@@ -55,7 +56,7 @@ static struct weights_tensor take_experts(struct op_arena *a, uint32_t dtype, ui
 	uint64_t table = op_arena_take(a, 8ull * n_expert, 0);
 
 	ref_blocks_fill(dtype, n_blocks, 0x1p-4f, 0x1p-4f, &rng, a->map + at);
-	for (uint32_t i = 0; i < n_expert; i++) {
+	for (uint32_t i = 0; i < n_expert && !is_plain; i++) {
 		uint64_t address = op_arena_address(a, at + n_bytes * ((i + 1) % n_expert));
 		memcpy(a->map + table + 8ull * i, &address, sizeof(address));
 	}
@@ -86,6 +87,7 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 		.m = op_arena_address(a, op_arena_take_u32(a, s->m)),
 		.n_used = s->n_used,
 		.is_routed = s->is_routed,
+		.is_plain = s->is_plain,
 		.eps = eps,
 		.n_rows = s->m};
 	struct op_experts_params *first = &t->first, *second = &t->second;
@@ -97,8 +99,10 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 	second->finish = OP_EXPERTS_MIX;
 	second->y = op_arena_address(a, t->y);
 	for (uint32_t i = 0; i < 2; i++)
-		first->w[i] = take_experts(a, s->dtype, s->n, s->k, s->n_expert, &first->tables[i]);
-	second->w[0] = take_experts(a, s->down_dtype, s->k, s->n, s->n_expert, &second->tables[0]);
+		first->w[i] = take_experts(
+			a, s->dtype, s->n, s->k, s->n_expert, s->is_plain, &first->tables[i]);
+	second->w[0] = take_experts(
+		a, s->down_dtype, s->k, s->n, s->n_expert, s->is_plain, &second->tables[0]);
 	t->staging = take_staging(a, s->k, s->m, s->has_norm, &first->n_staging_bytes);
 	t->pairs = take_staging(a, s->n, s->m * s->n_used, false, &second->n_staging_bytes);
 	first->staging = op_arena_address(a, t->staging);
@@ -153,14 +157,17 @@ static void init_site(struct op_arena *a, const struct shape *s, struct site *t)
 }
 
 /* y [n] of one expert's matrix and a [k], and its error's scale. */
-static void multiply(const struct op_arena *a, const struct weights_tensor *t, uint64_t table,
-	uint32_t expert, const float *x, double *ret_y, double *ret_scale)
+static void multiply(const struct op_arena *a, const struct site *site,
+	const struct weights_tensor *t, uint64_t table, uint32_t expert, const float *x,
+	double *ret_y, double *ret_scale)
 {
 	uint32_t k = (uint32_t)t->ne[0], n = (uint32_t)t->ne[1];
 	uint64_t base = vk_memory_get_address(a->memory), address;
 	float w[MAX_K], reach[MAX_K];
 
 	memcpy(&address, a->map + (table - base) + 8ull * expert, sizeof(address));
+	if (site->s->is_plain)
+		address = t->address + expert * (t->n_bytes / t->ne[2]);
 	for (uint32_t j = 0; j < n; j++) {
 		const uint8_t *row = a->map + (address - base) + j * (t->n_bytes / (n * t->ne[2]));
 		ref_blocks_dequantize(t->dtype, row, k, w, reach);
@@ -187,8 +194,8 @@ static void check_pair(const struct op_arena *a, const struct site *t, uint32_t 
 	double gate[MAX_K], gate_scale[MAX_K], up[MAX_K], up_scale[MAX_K];
 	float scales[MAX_K / 32];
 
-	multiply(a, &t->first.w[0], t->first.tables[0], expert, x, gate, gate_scale);
-	multiply(a, &t->first.w[1], t->first.tables[1], expert, x, up, up_scale);
+	multiply(a, t, &t->first.w[0], t->first.tables[0], expert, x, gate, gate_scale);
+	multiply(a, t, &t->first.w[1], t->first.tables[1], expert, x, up, up_scale);
 	ref_blocks_unstage(order_of(s->down_dtype),
 		a->map + t->pairs + pair * op_matvec_staging_bytes(s->n, 1), s->n, ret_z, scales);
 	for (uint32_t j = 0; j < s->n; j++) {
@@ -223,7 +230,7 @@ static void check_row(const struct op_arena *a, const struct site *t, uint32_t i
 		assert_int_equal(choice[rank].expert, ids[rank]);
 		op_arena_check_near(a, choice[rank].weight, weights[rank], 1e-5f, "weight", pair);
 		check_pair(a, t, pair, ids[rank], x, z);
-		multiply(a, &t->second.w[0], t->second.tables[0], ids[rank], z, y, scale);
+		multiply(a, t, &t->second.w[0], t->second.tables[0], ids[rank], z, y, scale);
 		for (uint32_t j = 0; j < s->k; j++) {
 			total[j] += (double)weights[rank] * y[j];
 			error[j] += 1.5e-5 * (double)weights[rank] * scale[j];
@@ -284,32 +291,32 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 static void test_experts(void **state)
 {
 	static const struct shape shapes[] = {
-		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false,
+		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false, true,
 			{2, 1, 2, false, true}, {2, 1, 2, false, false}},
-		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true,
+		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true, false,
 			{2, 2, 1, true, false}, {1, 2, 4, true, false}},
-		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, false,
+		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, false, true,
 			{4, 1, 4, true, false}, {4, 3, 2, true, false}},
-		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, true, {2, 1, 4, true, true},
-			{2, 3, 1, true, false}},
-		{DTYPE_Q4_0, DTYPE_TQ2_0, 64, 512, 4, 2, 1, true, true, false,
+		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, true, false,
+			{2, 1, 4, true, true}, {2, 3, 1, true, false}},
+		{DTYPE_Q4_0, DTYPE_TQ2_0, 64, 512, 4, 2, 1, true, true, false, true,
 			{2, 1, 1, false, true}, {1, 4, 4, false, false}},
-		{DTYPE_Q2_0, DTYPE_Q1_0, 128, 256, 9, 4, 1, false, true, false,
+		{DTYPE_Q2_0, DTYPE_Q1_0, 128, 256, 9, 4, 1, false, true, false, false,
 			{2, 1, 8, false, false}, {2, 1, 8, true, false}},
-		{DTYPE_TQ2_0, DTYPE_Q2_0, 512, 128, 9, 2, 2, true, false, true,
+		{DTYPE_TQ2_0, DTYPE_Q2_0, 512, 128, 9, 2, 2, true, false, true, true,
 			{4, 1, 1, false, true}, {8, 1, 1, false, false}},
-		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, false,
+		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, false, false,
 			{2, 1, 1, true, false}, {1, 3, 4, false, false}},
 		/* Tiles of a subgroup one after the other, x held; rows that are not whole rounds.
 		 */
-		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true,
+		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true, true,
 			{2, 1, 4, true, true}, {1, 3, 4, true, false}},
-		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false,
+		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false, false,
 			{4, 1, 4, true, true}, {1, 3, 4, false, false}},
 		/* As many rows as there can be. */
-		{DTYPE_Q4_K, DTYPE_Q4_K, 256, 256, 65, 4, 8, true, true, true,
+		{DTYPE_Q4_K, DTYPE_Q4_K, 256, 256, 65, 4, 8, true, true, true, true,
 			{2, 1, 4, true, false}, {1, 3, 4, true, false}},
-		{DTYPE_Q8_0, DTYPE_Q8_0, 128, 64, 101, 7, 7, true, false, false,
+		{DTYPE_Q8_0, DTYPE_Q8_0, 128, 64, 101, 7, 7, true, false, false, false,
 			{2, 1, 2, true, false}, {1, 2, 2, true, false}},
 	};
 	struct op_arena a;
@@ -324,7 +331,7 @@ static void test_experts(void **state)
 /* Chains that cannot be are left to op_experts. */
 static void test_not_chained(void **state)
 {
-	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, false, false,
+	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, false, false, true,
 		{2, 1, 1, false, false}, {2, 1, 1, false, false}};
 	static struct site t;
 	struct op_arena a;

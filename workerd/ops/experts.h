@@ -34,18 +34,19 @@ struct op_experts_params {
 	struct weights_tensor w[OP_EXPERTS_MAX_PARTS]; /* [n_expert][n][k] each */
 	uint64_t tables[OP_EXPERTS_MAX_PARTS]; /* of [n_expert] u64: where an expert's [n][k] lies,
 						  aligned as the tensor's first */
-	uint64_t x;                            /* SWIGLU: of [m][k] f32; MIX: [m * n_used][k] */
-	uint64_t y;                            /* SWIGLU: of [m * n_used][n] f32; MIX: [m][n] */
-	uint64_t z;                            /* MIX: of [m * n_used][n] f32, for many rows */
-	uint64_t gain;                         /* of [k] f32: normalise x; 0: take it as it is */
-	uint64_t logits;                       /* of [m][n_expert] f32 */
-	uint64_t choice;                       /* of [m][n_used] struct abi_choice */
-	uint64_t pairs;                        /* of [m * n_used] u32, for many rows */
-	uint64_t groups;                       /* see op_group_count_slots, for many rows */
-	uint64_t wide;                         /* see op_group_count_wide; 0: there are none */
-	uint32_t wide_rows;                    /* of a group of those, see op_group_choose_wide */
-	bool is_half;     /* see op_matrix_experts_chain; x of MIX, y of SWIGLU are f16 */
-	uint64_t staging; /* for x in another form, theirs until the next op; 0: there is none */
+	bool is_plain;   /* they lie as w says, one behind the other: the tables need not be read */
+	uint64_t x;      /* SWIGLU: of [m][k] f32; MIX: [m * n_used][k] */
+	uint64_t y;      /* SWIGLU: of [m * n_used][n] f32; MIX: [m][n] */
+	uint64_t z;      /* MIX: of [m * n_used][n] f32, for many rows */
+	uint64_t gain;   /* of [k] f32: normalise x; 0: take it as it is */
+	uint64_t logits; /* of [m][n_expert] f32 */
+	uint64_t choice; /* of [m][n_used] struct abi_choice */
+	uint64_t pairs;  /* of [m * n_used] u32, for many rows */
+	uint64_t groups; /* see op_group_count_slots, for many rows */
+	uint64_t wide;   /* see op_group_count_wide; 0: there are none */
+	uint32_t wide_rows; /* of a group of those, see op_group_choose_wide */
+	bool is_half;       /* see op_matrix_experts_chain; x of MIX, y of SWIGLU are f16 */
+	uint64_t staging;   /* for x in another form, theirs until the next op; 0: there is none */
 	uint64_t n_staging_bytes;
 	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
 	uint64_t m;    /* of u32: rows of the step */

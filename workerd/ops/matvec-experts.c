@@ -41,7 +41,8 @@ static bool fits(const struct op_pool *pool, const struct op_experts_params *p)
 	for (uint32_t i = 0; i < n_parts; i++)
 		if (!op_matvec_format_fits(&p->w[i]) || p->w[i].dtype != p->w[0].dtype ||
 			p->w[i].ne[0] != p->w[0].ne[0] || p->w[i].ne[1] != p->w[0].ne[1] ||
-			p->w[i].ne[2] != p->w[0].ne[2])
+			p->w[i].ne[2] != p->w[0].ne[2] ||
+			p->w[i].n_bytes / p->w[i].ne[2] > UINT32_MAX)
 			return false;
 	return get_format(p)->experts != KERNELS_N && p->staging && p->staging % 16 == 0 &&
 	       p->n_staging_bytes >= op_matvec_staging_bytes(p->w[0].ne[0], count_x(p));
@@ -181,7 +182,9 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain},
 	};
 	struct abi_matvec_experts push = {
-		.w = {p->tables[0], is_mix ? 0 : p->tables[1]},
+		.w = {p->is_plain ? w[0].address : p->tables[0], is_mix        ? 0
+								 : p->is_plain ? w[1].address
+									       : p->tables[1]},
 		.y = p->y,
 		.logits = p->logits,
 		.choice = p->choice,
@@ -194,6 +197,7 @@ int op_matvec_experts_record_shape(struct op_pool *pool, struct vk_command *c,
 		.n_row_bytes = (uint32_t)(w->n_bytes / (w->ne[1] * w->ne[2])),
 		.n_expert = (uint32_t)w->ne[2],
 		.n_used = p->n_used,
+		.n_expert_bytes = p->is_plain ? (uint32_t)(w->n_bytes / w->ne[2]) : 0,
 		.eps = p->eps,
 	};
 

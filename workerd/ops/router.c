@@ -20,11 +20,9 @@ bool op_router_fits(const struct op_router_params *p)
 	const struct weights_tensor *w = &p->w;
 	uint64_t k = w->ne[0], n_expert = w->ne[1];
 
-	if (p->is_exact || p->n_rows == 0 || p->n_rows > OP_ROUTER_MAX_ROWS || !p->counters ||
+	if (p->is_exact || p->n_rows == 0 || p->n_rows > OP_ROUTER_MAX_ROWS ||
 		w->dtype != DTYPE_F32 || w->layout != MANIFEST_LAYOUT_RAW || w->ne[2] != 1 ||
 		w->ne[3] != 1 || k == 0 || k > MAX_K || n_expert == 0 || n_expert > ABI_MAX_EXPERTS)
-		return false;
-	if (p->n_used == 0 || p->n_used > n_expert || p->n_used > ABI_MAX_EXPERTS_USED)
 		return false;
 	return k % (p->staging ? 64 : 4) == 0 && w->n_bytes == k * n_expert * sizeof(float) &&
 	       w->address % 16 == 0 && p->x % 16 == 0 && p->gain % 16 == 0 && p->staging % 16 == 0;
@@ -48,12 +46,9 @@ int op_router_record(struct op_pool *pool, struct vk_command *c, const struct op
 		.x = p->x,
 		.gain = p->gain,
 		.logits = p->logits,
-		.choice = p->choice,
 		.staging = p->staging,
-		.counters = p->counters,
 		.m = p->m,
 		.n_expert = (uint32_t)p->w.ne[1],
-		.n_used = p->n_used,
 		.k = (uint32_t)p->w.ne[0],
 		.eps = p->eps,
 	};

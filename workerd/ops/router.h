@@ -3,9 +3,8 @@
 #define WORKERD_OPS_ROUTER_H
 
 /*
- * The experts of few rows in one dispatch: the product by the router's matrix, the choice
- * (workerd/ops/route.h), and the bytes of the rows for the experts (shaders/router.comp). Engine
- * thread, when commands are recorded.
+ * Few rows times the matrix that chooses their experts, and the bytes of the rows for those, in one
+ * dispatch (shaders/router.comp). Engine thread, when commands are recorded.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,15 +23,12 @@ struct op_router_params {
 	uint64_t x;              /* device address of [m][k] f32 */
 	uint64_t gain;           /* of [k] f32: normalise x; 0: take it as it is */
 	uint64_t logits;         /* of [m][n_expert] f32 */
-	uint64_t choice;         /* of [m][n_used] struct abi_choice */
-	uint64_t counters;       /* of [n_rows] u32, 0 before and after; 0: there are none */
 	uint64_t m;              /* of u32: rows of the step */
 	uint64_t staging; /* of [n_rows] op_matvec_staging_bytes(k, 1): x for the experts; 0: not */
 	uint32_t order;   /* of the bytes there: ABI_QUANT_ORDER_* */
-	uint32_t n_used;
-	bool is_exact;   /* rows have the same bits whatever else is in the step, see plan.h */
-	float eps;       /* of the norm */
-	uint32_t n_rows; /* the most that m can be */
+	bool is_exact;    /* rows have the same bits whatever else is in the step, see plan.h */
+	float eps;        /* of the norm */
+	uint32_t n_rows;  /* the most that m can be */
 };
 
 /* Is there a kernel for it? Of matrices of f32, for up to OP_ROUTER_MAX_ROWS rows. */
