@@ -159,17 +159,21 @@
 #define ABI_ATTENTION_MAX_PARTS 64
 
 /* One row of a step, in io memory: one token of one session. */
+/* As a row's token: what was picked for wanted row (token without this bit) of the step before. */
+#define ABI_ROW_PICKED 0x80000000u
+
 struct abi_row {
-	ABI_U32 token;
+	ABI_U32 token; /* or ABI_ROW_PICKED | row, for embed */
 	ABI_U32 position;
 	ABI_U32 slot;
 };
 
 struct abi_embed {
-	ABI_ADDRESS w;    /* [n_vocab][k] */
-	ABI_ADDRESS rows; /* [m] struct abi_row */
-	ABI_ADDRESS m;    /* u32: rows of this step */
-	ABI_ADDRESS y;    /* [m][k] f32 */
+	ABI_ADDRESS w;      /* [n_vocab][k] */
+	ABI_ADDRESS rows;   /* [m] struct abi_row */
+	ABI_ADDRESS m;      /* u32: rows of this step */
+	ABI_ADDRESS y;      /* [m][k] f32 */
+	ABI_ADDRESS picked; /* [rows that best was for] u32; 0: no row has ABI_ROW_PICKED */
 	ABI_U32 k;
 	ABI_U32 n_row_bytes; /* of W */
 };
@@ -430,6 +434,7 @@ struct abi_best_push {
 	ABI_ADDRESS logits; /* [m][n] f32 */
 	ABI_ADDRESS parts;  /* [m][n_parts][ABI_BEST_N] struct abi_best */
 	ABI_ADDRESS y;      /* [m][ABI_BEST_N] struct abi_best */
+	ABI_ADDRESS picked; /* [m] u32, the index of the best, 0 where there is none; 0: nowhere */
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n;
 	ABI_U32 n_parts; /* of a row: 1 to ABI_BEST_PARTS */

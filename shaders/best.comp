@@ -8,7 +8,8 @@
  *	BEST_MERGE   a workgroup finds those of all parts of a row, and sorts them
  *
  * Shapes: logits [m][n] f32, parts [m][n_parts][ABI_BEST_N] struct abi_best, y [m][ABI_BEST_N]
- * struct abi_best; where there are fewer, the last have the index ABI_BEST_NONE.
+ * struct abi_best; where there are fewer, the last have the index ABI_BEST_NONE. MERGE writes the
+ * index of the first of y to picked [m] u32 too, for whoever computes the next step.
  * Grid: PARTS x: n_parts workgroups, MERGE x: 1; y: rows. Rows beyond *m are not computed.
  * Bindings: none; addresses in struct abi_best_push.
  *
@@ -24,6 +25,7 @@ layout(push_constant, std430) uniform Push
 };
 
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Bests { abi_best at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer WordsOut { uint at[]; };
 
 const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
 const uint N_HELD = (ABI_BEST_HELD + LOCAL_SIZE - 1) / LOCAL_SIZE;
@@ -228,7 +230,10 @@ void main()
 #if defined(BEST_PARTS)
 		store(i, i);
 #else
-		store(i < n_taken ? rank(i) : i, i);
+		uint at = i < n_taken ? rank(i) : i;
+		store(at, i);
+		if (at == 0 && push.picked != uvec2(0))
+			WordsOut(push.picked).at[row] = i < n_taken ? taken_index[i] : 0;
 #endif
 	}
 }

@@ -1,9 +1,9 @@
 #version 460
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y[i] = W[rows[i].token]
+ * y[i] = W[rows[i].token], or W[picked[j]] where that is ABI_ROW_PICKED | j
  *
- * Shapes: W [n_vocab][k], y [m][k] f32.
+ * Shapes: W [n_vocab][k], y [m][k] f32, picked [] u32.
  * Grid: x: ceil(chunks / subgroups of a workgroup), where the subgroups of a row share its units
  * evenly (more chunks than units is harmless); y: m.
  * Bindings: none; addresses in struct abi_embed. Rows beyond *m are not computed.
@@ -16,6 +16,15 @@ layout(push_constant, std430) uniform Push
 	abi_embed push;
 };
 
+uint token_of(uint i)
+{
+	uint token = Rows(push.rows).at[i].token;
+
+	if ((token & ABI_ROW_PICKED) != 0 && push.picked != uvec2(0))
+		token = Words(push.picked).at[token & ~ABI_ROW_PICKED];
+	return token;
+}
+
 void main()
 {
 	uint i = gl_WorkGroupID.y;
@@ -23,7 +32,7 @@ void main()
 	if (i >= Words(push.m).at[0])
 		return;
 	uint n_chunks = gl_NumWorkGroups.x * (LOCAL_SIZE / SUBGROUP);
-	uvec2 w_row = address_at(push.w, Rows(push.rows).at[i].token, push.n_row_bytes);
+	uvec2 w_row = address_at(push.w, token_of(i), push.n_row_bytes);
 	FloatsOut y = FloatsOut(address_at(push.y, i, 4 * push.k));
 
 	uint step = n_chunks * unit_stride();

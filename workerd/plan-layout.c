@@ -28,13 +28,16 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 {
 	uint64_t n_logit_bytes = 4ull * n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
 
-	return bytes_align(sizeof(struct plan_io), 64, &ret->rows) &&
-	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->want) &&
-	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->spans) &&
-	       bytes_align(
-		       ret->spans + op_attention_span_bytes(params->n_rows), 64, &ret->constants) &&
+	/* What every step has is in front, so that a step of few rows is a short beginning. */
+	return bytes_align(sizeof(struct plan_io), 16, &ret->want) &&
+	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->rows) &&
+	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->spans) &&
+	       bytes_align(ret->spans + op_attention_span_bytes(params->n_rows), 256,
+		       &ret->n_lane_bytes) &&
+	       bytes_align(PLAN_LAYOUT_LANES * ret->n_lane_bytes, 256, &ret->constants) &&
 	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->best) &&
-	       bytes_align(ret->best + sizeof(struct abi_best) * ABI_BEST_N * params->n_logit_rows,
+	       bytes_align(ret->best + PLAN_LAYOUT_LANES * sizeof(struct abi_best) * ABI_BEST_N *
+					       params->n_logit_rows,
 		       256, &ret->logits) &&
 	       !__builtin_add_overflow(ret->logits, n_logit_bytes, &ret->n_bytes);
 }
@@ -46,10 +49,11 @@ bool plan_layout_get_scratch(const struct plan_params *params, uint32_t n_vocab,
 	uint64_t n_logit_bytes = 4ull * n_vocab * params->n_logit_rows; /* 2^2+22+13: fits */
 
 	return bytes_align(n_value_bytes, 256, &ret->step) &&
-	       bytes_align(ret->step + n_step_bytes, 256, &ret->table) &&
+	       bytes_align(ret->step + n_step_bytes, 256, &ret->picked) &&
+	       bytes_align(ret->picked + 4ull * params->n_logit_rows, 256, &ret->table) &&
 	       bytes_align(ret->table + params->n_table_bytes, 256, &ret->constants) &&
 	       bytes_align(ret->constants + n_constant_bytes, 256, &ret->logits) &&
-	       bytes_align(ret->logits + n_logit_bytes, 256, &ret->parts) &&
+	       bytes_align(ret->logits + PLAN_LAYOUT_LANES * n_logit_bytes, 256, &ret->parts) &&
 	       !__builtin_add_overflow(
 		       ret->parts, OP_BEST_PARTS_BYTES * params->n_logit_rows, &ret->n_bytes);
 }
@@ -168,7 +172,7 @@ int plan_layout_measure(const struct vk_device *d, const struct weights *w,
 		return r;
 	if (!plan_layout_get(params, w->manifest->hparams->n_vocab, constants.n_bytes, &io) ||
 		!plan_layout_get_scratch(params, w->manifest->hparams->n_vocab, n_value_bytes,
-			io.constants, constants.n_bytes, &scratch))
+			io.n_lane_bytes, constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", params->n_rows);
 	uint64_t n_slot_bytes = plan_layout_count_slots(w);
 	if (n_slot_bytes) /* their experts have tables of their own */

@@ -19,31 +19,37 @@ struct vk_device;
 struct vk_memory;
 struct weights;
 
-/* What a step's rows are, at the start of io memory. */
+/* Steps that may be under way at once; each has a lane of its own (workerd/lane.h). */
+enum { PLAN_LAYOUT_LANES = 2 };
+
+/* What a step's rows are, at the start of a lane. */
 struct plan_io {
 	uint32_t n_rows;
 	uint32_t n_want;
 };
 
-/* Offsets into io memory. */
+/* Offsets into a lane, which the mirror brings to the device, then into io memory. */
 struct plan_layout {
-	uint64_t rows;
 	uint64_t want;
-	uint64_t spans; /* see op_attention_fill_spans */
+	uint64_t rows;
+	uint64_t spans;        /* see op_attention_fill_spans */
+	uint64_t n_lane_bytes; /* lane i is at i times this */
+
 	uint64_t constants;
-	uint64_t best;   /* of each row of the last step */
-	uint64_t logits; /* of those rows, when somebody asks for them */
+	uint64_t best;   /* [PLAN_LAYOUT_LANES][n_logit_rows][ABI_BEST_N] */
+	uint64_t logits; /* of the rows of a step, when somebody asks for them */
 	uint64_t n_bytes;
 };
 
 /* Of the rows that want logits: offsets into scratch behind the values, whose bytes are n_values.
  */
 struct plan_layout_scratch {
-	uint64_t step;  /* what io memory has up to its constants, see workerd/mirror.h */
-	uint64_t table; /* of pages */
+	uint64_t step;   /* what the lane of the step has, see workerd/mirror.h */
+	uint64_t picked; /* [n_logit_rows] u32, see op_best; outlives its step */
+	uint64_t table;  /* of pages */
 	uint64_t constants;
-	uint64_t logits;
-	uint64_t parts; /* see workerd/ops/best.h */
+	uint64_t logits; /* [PLAN_LAYOUT_LANES][n_logit_rows][n_vocab] */
+	uint64_t parts;  /* see workerd/ops/best.h */
 	uint64_t n_bytes;
 };
 

@@ -21,6 +21,7 @@
 #include "workerd/gather.h"
 #include "workerd/graph.h"
 #include "workerd/kv.h"
+#include "workerd/lane.h"
 #include "workerd/mirror.h"
 #include "workerd/plan-layout.h"
 #include "workerd/ops/attention.h"
@@ -31,9 +32,6 @@
 #include "workerd/tuning-file.h"
 #include "workerd/turns.h"
 #include "workerd/weights.h"
-
-/* Recorded commands are for up to 1, 2, 4, ... rows. */
-enum { PLAN_MAX_BUCKETS = 14, PLAN_MAX_ROWS = 1 << (PLAN_MAX_BUCKETS - 1) };
 
 /*
  * How streaming is measured: with so many rows at most (more read each weight so often that copying
@@ -53,59 +51,31 @@ struct plan {
 	struct tuning *tuning; /* that the pool has; NULL: none */
 	struct vk_memory
 		*scratch;     /* values, then constants: turns [n_rot / 2] u64, plan_constants */
-	struct vk_memory *io; /* plan_io, rows, want, spans, constants on their way, logits */
-	struct plan_io *step; /* mapped */
-	struct abi_row *rows; /* mapped, [n_rows] */
-	uint32_t *want;       /* mapped, [n_logit_rows] */
-	uint32_t *spans;      /* mapped, see op_attention_fill_spans */
-	uint32_t n_tile_rows; /* 0: nobody reads them */
-	const struct abi_best *best; /* mapped, [n_logit_rows][ABI_BEST_N] */
-	const float *logits;         /* mapped, [n_logit_rows][n_vocab] */
-	uint64_t logits_at;          /* in io memory */
-	uint64_t scratch_logits_at;  /* in scratch */
-	uint32_t n_want;             /* rows of the last step with logits */
-	bool has_logits;             /* theirs are in io memory */
-	struct vk_command *copy;     /* of logits */
-	struct record_addresses addresses;
-	struct vk_command *body[PLAN_MAX_BUCKETS];
-	struct vk_command *head[PLAN_MAX_BUCKETS];
-	struct gather *gather;        /* NULL: the embedding can be read where it is */
-	struct stream *stream;        /* NULL: every weight can, and is */
-	struct expert_cache *experts; /* NULL: none is cached */
+	struct vk_memory *io; /* lanes, constants on their way, best, logits */
+	struct lane lanes[PLAN_LAYOUT_LANES];
+	uint32_t n_flight;       /* steps under way: from first on, each in the lane behind */
+	uint32_t first;          /* lane of the oldest step that is under way */
+	const struct lane *done; /* of the step that was finished last; NULL: it failed */
+	const float *logits;     /* mapped, [n_logit_rows][n_vocab] */
+	uint64_t logits_at;      /* in io memory */
+	bool has_logits;         /* those of the last step are there */
+	struct vk_command *copy; /* of logits */
+	struct record_addresses addresses; /* of lane 0 */
+	struct gather *gather;             /* NULL: the embedding can be read where it is */
+	struct stream *stream;             /* NULL: every weight can, and is */
+	struct expert_cache *experts;      /* NULL: none is cached */
 	struct plan_counters counters;
-	uint64_t start_ns; /* of the last step */
-	struct plan_times times;
+	struct plan_times times; /* of the last step */
 	struct profile *profile; /* borrowed; NULL: none */
 };
 
-static uint32_t find_bucket(uint32_t n_rows)
-{
-	uint32_t i = 0;
-
-	while (n_rows > 1u << i)
-		i++;
-	return i;
-}
-
-/* The commands of the bucket, recorded at its first use and submitted again ever after. */
-static int get_command(struct plan *p, struct vk_command **commands, uint32_t bucket, bool is_head,
+static int get_command(struct plan *p, struct lane *l, uint32_t bucket, bool is_head,
 	struct err *ret_err, struct vk_command **ret_command)
 {
-	if (!commands[bucket]) {
-		struct vk_command *c = NULL;
-		struct record_range range = {.end = p->graph.n_ops, .is_head = is_head};
-		int r = vk_command_new(p->d, 0, ret_err, &c);
-		if (!r)
-			r = record_graph(&p->graph, &p->addresses, p->pool, 1u << bucket, &range,
-				ret_err, c);
-		if (r) {
-			vk_command_free(c);
-			return r;
-		}
-		commands[bucket] = c;
-	}
-	*ret_command = commands[bucket];
-	return 0;
+	const struct lane_recorder recorder = {
+		.device = p->d, .pool = p->pool, .graph = &p->graph, .addresses = &p->addresses};
+
+	return lane_get_command(l, &recorder, bucket, is_head, ret_err, ret_command);
 }
 
 enum plan_kernels plan_choose_kernels(const struct vk_device *d)
@@ -119,9 +89,9 @@ static int check_model(const struct weights *w, const struct kv *kv,
 	const struct manifest_hparams *hp = w->manifest->hparams;
 	const struct kv_params *k = kv_get_params(kv);
 
-	if (params->n_rows == 0 || params->n_rows > PLAN_MAX_ROWS)
+	if (params->n_rows == 0 || params->n_rows > LANE_MAX_ROWS)
 		return err_set(ret_err, EINVAL, "plan: rows: expected 1 to %d, found %u",
-			PLAN_MAX_ROWS, params->n_rows);
+			LANE_MAX_ROWS, params->n_rows);
 	if (params->n_logit_rows == 0 || params->n_logit_rows > params->n_rows)
 		return err_set(ret_err, EINVAL,
 			"plan: rows with logits: expected 1 to %u, found %u", params->n_rows,
@@ -181,6 +151,40 @@ static void note_scratch(struct plan *p, uint64_t n_value_bytes)
 		s->n_values, s->n_rows, s->peak_bytes, s->sum_bytes);
 }
 
+/* logits: the address of lane 0's; base: where io memory is mapped. */
+static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t logits,
+	const struct op_attention_needs *needs, uint8_t *base)
+{
+	const uint64_t n_best_bytes = sizeof(struct abi_best) * ABI_BEST_N * p->params.n_logit_rows;
+	const uint64_t n_logit_bytes = sizeof(float) * p->n_vocab * p->params.n_logit_rows;
+
+	for (uint32_t i = 0; i < PLAN_LAYOUT_LANES; i++) {
+		uint8_t *lane = base + i * io->n_lane_bytes;
+		uint64_t best = io->best + i * n_best_bytes;
+
+		p->lanes[i] = (struct lane){
+			.index = i,
+			.step = (struct plan_io *)lane,
+			.want = (uint32_t *)(lane + io->want),
+			.rows = (struct abi_row *)(lane + io->rows),
+			.spans = (uint32_t *)(lane + io->spans),
+			.best = (const struct abi_best *)(base + best),
+			.n_span_rows = p->params.n_rows,
+			.n_tile_rows = needs->n_tile_rows,
+			.best_address = vk_memory_get_address(p->io) + best,
+			.logits_address = logits + i * n_logit_bytes,
+		};
+	}
+}
+
+/* Steps of how many rows read the spans. */
+static uint32_t count_span_rows(const struct plan *p, uint32_t n_tile_rows)
+{
+	if (!n_tile_rows)
+		return UINT32_MAX;
+	return p->params.attention == OP_ATTENTION_AUTO ? OP_ATTENTION_LIST_ROWS : 1;
+}
+
 static int make_memories(struct plan *p, struct err *ret_err)
 {
 	struct graph *g = &p->graph;
@@ -201,7 +205,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	if (r)
 		return r;
 	if (!plan_layout_get(&p->params, p->n_vocab, constants.n_bytes, &io) ||
-		!plan_layout_get_scratch(&p->params, p->n_vocab, n_value_bytes, io.constants,
+		!plan_layout_get_scratch(&p->params, p->n_vocab, n_value_bytes, io.n_lane_bytes,
 			constants.n_bytes, &scratch))
 		return err_set(ret_err, EOVERFLOW, "plan: %u rows overflow", p->params.n_rows);
 	if ((r = make_memory(p, VK_MEMORY_SCRATCH, scratch.n_bytes, ret_err, &p->scratch)) ||
@@ -212,21 +216,15 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		return r;
 	note_scratch(p, n_value_bytes);
 	uint8_t *base = map;
-	p->step = map;
-	p->rows = (struct abi_row *)(base + io.rows);
-	p->want = (uint32_t *)(base + io.want);
-	p->best = (const struct abi_best *)(base + io.best);
-	p->spans = (uint32_t *)(base + io.spans);
-	p->n_tile_rows = needs.n_tile_rows;
 	p->logits = (const float *)(base + io.logits);
 	p->logits_at = io.logits;
-	p->scratch_logits_at = scratch.logits;
-	uint64_t address = vk_memory_get_address(p->io);
 	uint64_t scratch_address = vk_memory_get_address(p->scratch);
+	make_lanes(p, &io, scratch_address + scratch.logits, &needs, base);
 	p->addresses = (struct record_addresses){
 		.scratch = scratch_address,
-		.logits = scratch_address + scratch.logits,
-		.best = address + io.best,
+		.logits = p->lanes[0].logits_address,
+		.best = p->lanes[0].best_address,
+		.picked = scratch_address + scratch.picked,
 		.parts = scratch_address + scratch.parts,
 		.n_rows = scratch_address + scratch.step + offsetof(struct plan_io, n_rows),
 		.n_want = scratch_address + scratch.step + offsetof(struct plan_io, n_want),
@@ -245,8 +243,13 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	};
 	struct mirror_params mirror = {.device = p->d,
 		.pool = p->pool,
-		.step_from = {.memory = p->io, .n_bytes = io.constants},
-		.step_to = {.memory = p->scratch, .offset = scratch.step, .n_bytes = io.constants},
+		.lane_from = {.memory = p->io, .n_bytes = io.n_lane_bytes},
+		.lane_to = {.memory = p->scratch,
+			.offset = scratch.step,
+			.n_bytes = io.n_lane_bytes},
+		.rows = io.rows,
+		.spans = io.spans,
+		.n_span_rows = count_span_rows(p, needs.n_tile_rows),
 		.table_from = table,
 		.table_to = {
 			.memory = p->scratch, .offset = scratch.table, .n_bytes = table.n_bytes}};
@@ -291,14 +294,20 @@ static bool is_streamed(const struct plan *p, uint32_t bucket)
 	return p->stream && 1u << bucket >= p->counters.stream_rows;
 }
 
-/* Records what a bucket is computed with, at its first use. */
-static int prepare(struct plan *p, uint32_t bucket, bool is_head, struct err *ret_err)
+/* Records what a bucket is computed with in a lane, at its first use. */
+static int prepare_in(
+	struct plan *p, struct lane *l, uint32_t bucket, bool is_head, struct err *ret_err)
 {
 	struct vk_command *c;
 
 	if (is_streamed(p, bucket))
 		return stream_prepare(p->stream, bucket, is_head, ret_err);
-	return get_command(p, is_head ? p->head : p->body, bucket, is_head, ret_err, &c);
+	return get_command(p, l, bucket, is_head, ret_err, &c);
+}
+
+static int prepare(struct plan *p, uint32_t bucket, bool is_head, struct err *ret_err)
+{
+	return prepare_in(p, &p->lanes[0], bucket, is_head, ret_err);
 }
 
 static int make_stream(struct plan *p, const struct weights *w, struct err *ret_err)
@@ -354,12 +363,15 @@ static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *r
 	uint64_t direct_ns = 0, stream_ns = 0;
 	struct vk_command *c = NULL;
 
-	struct vk_command *mirror = mirror_get_command(p->mirror, kv_get_table_version(p->kv));
+	struct vk_command *mirror = NULL;
 	uint64_t ticket = 0;
 
 	/* A sample's experts would all be in the cache at its second run, unlike a prompt's. */
 	addresses.expert_caches = NULL;
-	int r = vk_command_new(p->d, 0, ret_err, &c);
+	int r = mirror_get_command(
+		p->mirror, 0, bucket, kv_get_table_version(p->kv), ret_err, &mirror);
+	if (!r)
+		r = vk_command_new(p->d, 0, ret_err, &c);
 	if (!r)
 		r = record_graph(&p->graph, &addresses, p->pool, 1u << bucket, &range, ret_err, c);
 	if (!r)
@@ -380,20 +392,13 @@ static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *r
 	return 0;
 }
 
-/* Of the rows in io memory. */
-static void fill_spans(struct plan *p, uint32_t n_rows)
-{
-	if (p->n_tile_rows)
-		op_attention_fill_spans(
-			p->rows, n_rows, p->n_tile_rows, p->params.n_rows, p->spans);
-}
-
 /* From how many rows on copying pays on this device, with rows of a slot that nobody has yet. */
 static int measure(struct plan *p, struct err *ret_err)
 {
 	const struct kv_params *k = kv_get_params(p->kv);
 	uint32_t n_max = p->params.n_rows < MAX_SAMPLE_ROWS ? p->params.n_rows : MAX_SAMPLE_ROWS;
 	bool is_better = !stream_get_sample_end(p->stream);
+	struct lane *l = &p->lanes[0];
 	uint32_t slot, bucket = 0;
 
 	n_max = n_max < k->n_ctx ? n_max : k->n_ctx;
@@ -402,11 +407,11 @@ static int measure(struct plan *p, struct err *ret_err)
 		return r;
 	r = kv_reserve(p->kv, slot, n_max, ret_err);
 	for (uint32_t i = 0; i < n_max; i++)
-		p->rows[i] = (struct abi_row){
+		l->rows[i] = (struct abi_row){
 			.token = i * SAMPLE_STRIDE % p->n_vocab, .position = i, .slot = slot};
 	for (; !r && !is_better && 1u << bucket <= n_max; bucket++) {
-		p->step->n_rows = 1u << bucket;
-		fill_spans(p, 1u << bucket);
+		l->step->n_rows = 1u << bucket;
+		lane_fill_spans(l, 1u << bucket);
 		r = compare(p, bucket, ret_err, &is_better);
 	}
 	kv_close(p->kv, slot);
@@ -507,19 +512,29 @@ int plan_new(struct vk_device *d, const struct weights *w, struct kv *kv,
 	return 0;
 }
 
-/* None of them runs between two steps. */
+/* Until the device has done all steps, whose results stay to be taken. */
+static int wait_all(struct plan *p)
+{
+	const struct lane *last =
+		&p->lanes[(p->first + p->n_flight + PLAN_LAYOUT_LANES - 1) % PLAN_LAYOUT_LANES];
+
+	return p->n_flight ? vk_submit_wait(p->d, last->ticket, UINT64_MAX) : 0;
+}
+
+/* None of them is under way. */
 static void drop_commands(struct plan *p)
 {
-	for (int i = 0; i < PLAN_MAX_BUCKETS; i++) {
-		p->body[i] = vk_command_free(p->body[i]);
-		p->head[i] = vk_command_free(p->head[i]);
-	}
+	for (int i = 0; i < PLAN_LAYOUT_LANES; i++)
+		lane_drop_commands(&p->lanes[i]);
 }
 
 struct plan *plan_free(struct plan *p)
 {
 	if (!p)
 		return NULL;
+	/* On failure the device is lost and uses nothing any more. */
+	if (wait_all(p))
+		p->n_flight = 0;
 	drop_commands(p);
 	vk_command_free(p->copy);
 	mirror_free(p->mirror);
@@ -535,6 +550,15 @@ struct plan *plan_free(struct plan *p)
 	return NULL;
 }
 
+/* Or one of those that the step before picks, which has as many as it has wanted rows. */
+static bool is_token(const struct plan *p, uint32_t token)
+{
+	const struct lane *before = p->n_flight ? &p->lanes[p->first] : p->done;
+
+	return token & PLAN_PICKED ? !p->gather && before && (token & ~PLAN_PICKED) < before->n_want
+				   : token < p->n_vocab;
+}
+
 static int check_step(const struct plan *p, const struct plan_row *rows, uint32_t n_rows,
 	const uint32_t *want, uint32_t n_want, struct err *ret_err)
 {
@@ -545,7 +569,7 @@ static int check_step(const struct plan *p, const struct plan_row *rows, uint32_
 			"step: expected 1 to %u rows and up to %u with logits, found %u and %u",
 			p->params.n_rows, p->params.n_logit_rows, n_rows, n_want);
 	for (uint32_t i = 0; i < n_rows; i++) {
-		if (rows[i].token >= p->n_vocab)
+		if (!is_token(p, rows[i].token))
 			return err_set(ret_err, EINVAL,
 				"step: row %u: token: expected below %u, found %u", i, p->n_vocab,
 				rows[i].token);
@@ -566,97 +590,158 @@ static int check_step(const struct plan *p, const struct plan_row *rows, uint32_
 	return 0;
 }
 
-/* *ticket: of the last that was submitted, also after an error. */
-static int enqueue(
-	struct plan *p, uint32_t n_rows, uint32_t n_want, struct err *ret_err, uint64_t *ticket)
+/* A step whose commands only a plan that has nothing else under way may use. */
+static bool is_single(const struct plan *p, uint32_t n_rows)
 {
-	uint32_t body = find_bucket(n_rows), head = find_bucket(n_want);
-	struct vk_command *commands[3];
-	uint32_t n = 0;
+	return p->gather || p->profile || is_streamed(p, lane_find_bucket(n_rows));
+}
 
-	int r = prepare(p, body, false, ret_err);
-	if (!r && n_want)
-		r = prepare(p, head, true, ret_err);
-	commands[n++] = mirror_get_command(p->mirror, kv_get_table_version(p->kv));
-	uint64_t recorded_ns = clock_now_ns();
-	p->times.record_ns = recorded_ns - p->start_ns;
-	if (!r && p->profile && (is_streamed(p, body) || (n_want && is_streamed(p, head))))
-		r = err_set(ret_err, ENOTSUP,
-			"profile: steps of %u rows copy weights ahead of their use", n_rows);
-	if (r)
-		return r;
-	/* What does not go with it goes behind it. */
-	if (p->profile || is_streamed(p, body)) {
-		r = vk_submit(p->d, commands, n, ret_err, ticket);
+/* Through the profile, behind the mirror's commands. */
+static int enqueue_profiled(
+	struct plan *p, struct lane *l, struct vk_command *mirror, struct err *ret_err)
+{
+	uint32_t body = lane_find_bucket(l->n_rows), head = lane_find_bucket(l->n_want);
+
+	if (is_streamed(p, body) || (l->n_want && is_streamed(p, head)))
+		return err_set(ret_err, ENOTSUP,
+			"profile: steps of %u rows copy weights ahead of their use", l->n_rows);
+	int r = vk_submit(p->d, &mirror, 1, ret_err, &l->ticket);
+	return r ? r
+		 : profile_submit(p->profile, l->body[body], l->n_want ? l->head[head] : NULL,
+			   l->n_rows, l->n_want, ret_err, &l->ticket);
+}
+
+/* What is streamed does not go with the rest, but behind it. */
+static int enqueue(struct plan *p, struct lane *l, struct vk_command *mirror, struct err *ret_err)
+{
+	uint32_t body = lane_find_bucket(l->n_rows), head = lane_find_bucket(l->n_want);
+	struct vk_command *commands[3] = {mirror};
+	uint32_t n = 1;
+	int r = 0;
+
+	if (is_streamed(p, body)) {
+		r = vk_submit(p->d, commands, n, ret_err, &l->ticket);
 		n = 0;
+		if (!r)
+			r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, &l->ticket);
+	} else {
+		commands[n++] = l->body[body];
 	}
-	if (!r && p->profile) {
-		r = profile_submit(p->profile, p->body[body], n_want ? p->head[head] : NULL, n_rows,
-			n_want, ret_err, ticket);
-		p->times.submit_ns = clock_now_ns() - recorded_ns;
-		return r;
-	}
-	if (r)
-		return r;
-	if (is_streamed(p, body))
-		r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, ticket);
-	else
-		commands[n++] = p->body[body];
-	if (n_want && !is_streamed(p, head))
-		commands[n++] = p->head[head];
+	if (l->n_want && !is_streamed(p, head))
+		commands[n++] = l->head[head];
 	if (!r && n)
-		r = vk_submit(p->d, commands, n, ret_err, ticket);
-	if (!r && n_want && is_streamed(p, head))
-		r = stream_submit(p->stream, head, true, UINT32_MAX, ret_err, ticket);
-	p->times.submit_ns = clock_now_ns() - recorded_ns;
+		r = vk_submit(p->d, commands, n, ret_err, &l->ticket);
+	if (!r && l->n_want && is_streamed(p, head))
+		r = stream_submit(p->stream, head, true, UINT32_MAX, ret_err, &l->ticket);
 	return r;
 }
 
-/* Computes what is in io memory. */
-static int run_step(struct plan *p, uint32_t n_rows, uint32_t n_want, struct err *ret_err)
+/* What is in the lane. */
+static int submit_lane(struct plan *p, struct lane *l, struct err *ret_err)
 {
-	uint64_t ticket = 0, start_ns = clock_now_ns();
+	uint32_t body = lane_find_bucket(l->n_rows), head = lane_find_bucket(l->n_want);
+	struct vk_command *mirror = NULL;
 
-	int r = enqueue(p, n_rows, n_want, ret_err, &ticket);
-	uint64_t enqueued_ns = clock_now_ns();
-	int waited = vk_submit_wait(p->d, ticket, UINT64_MAX);
-	p->times.wait_ns = clock_now_ns() - enqueued_ns;
+	int r = prepare_in(p, l, body, false, ret_err);
+	if (!r && l->n_want)
+		r = prepare_in(p, l, head, true, ret_err);
+	if (!r)
+		r = mirror_get_command(
+			p->mirror, l->index, body, kv_get_table_version(p->kv), ret_err, &mirror);
 	if (r)
 		return r;
-	if (waited) {
+	uint64_t recorded_ns = clock_now_ns();
+	l->record_ns = recorded_ns - l->start_ns;
+	r = p->profile ? enqueue_profiled(p, l, mirror, ret_err) : enqueue(p, l, mirror, ret_err);
+	l->submit_ns = clock_now_ns() - recorded_ns;
+	return r;
+}
+
+bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows)
+{
+	return !is_single(p, n_rows);
+}
+
+int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
+	uint32_t n_want, struct err *ret_err)
+{
+	/* Where nothing is under way it is lane 0: the others' commands may never be needed. */
+	struct lane *l = &p->lanes[p->n_flight ? (p->first + 1) % PLAN_LAYOUT_LANES : 0];
+	int r = check_step(p, rows, n_rows, want, n_want, ret_err);
+
+	if (r)
+		return r;
+	if (p->n_flight == PLAN_LAYOUT_LANES ||
+		(p->n_flight && (is_single(p, n_rows) || is_single(p, p->lanes[p->first].n_rows))))
+		return err_set(ret_err, EBUSY, "step: %u are under way", p->n_flight);
+	l->start_ns = clock_now_ns();
+	l->ticket = 0;
+	lane_write(l, rows, n_rows, want, n_want);
+	if (p->gather)
+		r = gather_fill(p->gather, l->rows, n_rows, ret_err);
+	if (!r)
+		r = submit_lane(p, l, ret_err);
+	if (r) {
+		/* What has been submitted of it is nobody's. */
+		if (vk_submit_wait(p->d, l->ticket, UINT64_MAX))
+			return VK_DEVICE_LOST;
+		return r;
+	}
+	if (!p->n_flight++)
+		p->first = l->index;
+	return 0;
+}
+
+int plan_finish(struct plan *p, struct err *ret_err)
+{
+	struct lane *l = &p->lanes[p->first];
+
+	if (!p->n_flight)
+		return err_set(ret_err, EINVAL, "step: none is under way");
+	p->n_flight--;
+	p->first = (p->first + 1) % PLAN_LAYOUT_LANES;
+	p->done = NULL;
+	p->has_logits = false;
+	uint64_t start_ns = clock_now_ns();
+	int r = vk_submit_wait(p->d, l->ticket, UINT64_MAX);
+	uint64_t end_ns = clock_now_ns();
+	p->times = (struct plan_times){
+		.record_ns = l->record_ns, .submit_ns = l->submit_ns, .wait_ns = end_ns - start_ns};
+	if (r) {
 		(void)err_set(ret_err, EIO, "step: %s",
-			waited == VK_DEVICE_LOST ? "the device is lost" : strerror(-waited));
-		return waited;
+			r == VK_DEVICE_LOST ? "the device is lost" : strerror(-r));
+		return r;
 	}
-	if (is_streamed(p, find_bucket(n_rows))) {
+	if (is_streamed(p, lane_find_bucket(l->n_rows))) {
 		p->counters.stream_steps++;
-		p->counters.stream_ns += clock_now_ns() - start_ns;
+		p->counters.stream_ns += end_ns - l->start_ns - l->record_ns;
 	}
-	return p->profile ? profile_take(p->profile, p->rows, n_rows, n_want, ret_err) : 0;
+	p->done = l;
+	return p->profile ? profile_take(p->profile, l->rows, l->n_rows, l->n_want, ret_err) : 0;
+}
+
+int plan_wait(struct plan *p, struct err *ret_err)
+{
+	int r = wait_all(p);
+
+	if (r)
+		(void)err_set(ret_err, EIO, "step: %s",
+			r == VK_DEVICE_LOST ? "the device is lost" : strerror(-r));
+	return r;
+}
+
+uint32_t plan_get_n_flight(const struct plan *p)
+{
+	return p->n_flight;
 }
 
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
 	uint32_t n_want, struct err *ret_err, const float **ret_logits)
 {
-	int r = check_step(p, rows, n_rows, want, n_want, ret_err);
+	int r = plan_submit(p, rows, n_rows, want, n_want, ret_err);
 
-	if (r)
-		return r;
-	p->start_ns = clock_now_ns();
-	p->step->n_rows = n_rows;
-	p->step->n_want = n_want;
-	for (uint32_t i = 0; i < n_rows; i++)
-		p->rows[i] = (struct abi_row){
-			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
-	fill_spans(p, n_rows);
-	for (uint32_t i = 0; i < n_want; i++)
-		p->want[i] = want[i];
-	if (p->gather)
-		r = gather_fill(p->gather, p->rows, n_rows, ret_err);
 	if (!r)
-		r = run_step(p, n_rows, n_want, ret_err);
-	p->n_want = r ? 0 : n_want;
-	p->has_logits = false;
+		r = plan_finish(p, ret_err);
 	if (r || !ret_logits)
 		return r;
 	*ret_logits = NULL;
@@ -665,14 +750,15 @@ int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, cons
 
 int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits)
 {
-	const uint64_t n_bytes = sizeof(float) * p->n_vocab * p->n_want;
-	const struct vk_slice dst = {.memory = p->io, .offset = p->logits_at, .n_bytes = n_bytes};
-	const struct vk_slice src = {
-		.memory = p->scratch, .offset = p->scratch_logits_at, .n_bytes = n_bytes};
-
-	if (p->n_want == 0)
+	if (!p->done || p->done->n_want == 0)
 		return err_set(ret_err, EINVAL, "logits: the last step has none");
+	const uint64_t n_bytes = sizeof(float) * p->n_vocab * p->done->n_want;
+	const struct vk_slice dst = {.memory = p->io, .offset = p->logits_at, .n_bytes = n_bytes};
+	const struct vk_slice src = {.memory = p->scratch,
+		.offset = p->done->logits_address - vk_memory_get_address(p->scratch),
+		.n_bytes = n_bytes};
 	int r = p->has_logits ? 0 : copy_slice(p, &dst, &src, ret_err);
+
 	if (r)
 		return r;
 	p->has_logits = true;
@@ -682,7 +768,7 @@ int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logit
 
 const struct abi_best *plan_get_best(const struct plan *p)
 {
-	return p->n_want ? p->best : NULL;
+	return p->done && p->done->n_want ? p->done->best : NULL;
 }
 
 uint32_t plan_get_n_dispatches(const struct plan *p)
@@ -690,7 +776,8 @@ uint32_t plan_get_n_dispatches(const struct plan *p)
 	if (is_streamed(p, 0))
 		return stream_get_n_dispatches(p->stream, 0, false) +
 		       stream_get_n_dispatches(p->stream, 0, true);
-	return vk_command_get_n_dispatches(p->body[0]) + vk_command_get_n_dispatches(p->head[0]);
+	return vk_command_get_n_dispatches(p->lanes[0].body[0]) +
+	       vk_command_get_n_dispatches(p->lanes[0].head[0]);
 }
 
 bool plan_is_software(const struct plan *p)

@@ -72,6 +72,12 @@ struct plan_counters {
 	struct expert_cache_counters experts;
 };
 
+/*
+ * As a token, PLAN_PICKED | i: that which the device has picked, or will have, for wanted row i of
+ * the step that was submitted before: the best of its logits, the first of plan_get_best.
+ */
+#define PLAN_PICKED UINT32_C(0x80000000)
+
 /* One token of one session in a step. */
 struct plan_row {
 	uint32_t token;
@@ -91,23 +97,44 @@ int must_check plan_new(struct vk_device *d, const struct weights *w, struct kv 
 struct plan *plan_free(struct plan *p);
 
 /*
- * Computes rows[0..n_rows). Rows of one session are consecutive and in order of position, and
- * kv_reserve has been called for them. want[0..n_want) are indices into rows whose logits are
- * wanted, ascending. *ret_logits: as plan_get_logits, NULL when n_want is 0; ret_logits is NULL
- * where the best are enough. -EINVAL for a token or position out of range; VK_DEVICE_LOST.
+ * Has the device compute rows[0..n_rows) behind the step that is under way, if there is one. Rows
+ * of one session are consecutive and in order of position, and kv_reserve has been called for them.
+ * want[0..n_want) are indices into rows whose logits are wanted, ascending. What the table of pages
+ * has for their slots stays until the step is done (plan_wait). -EINVAL for a token or position out
+ * of range; -EBUSY behind PLAN_LAYOUT_LANES steps, and behind one, or as one, that cannot run
+ * ahead; VK_DEVICE_LOST.
+ */
+int must_check plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows,
+	const uint32_t *want, uint32_t n_want, struct err *ret_err);
+
+/* May a step of so many rows be under way beside another? Not where it needs the host. */
+bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows);
+
+/* Waits for the oldest step that is under way. -EINVAL: none is; VK_DEVICE_LOST. */
+int must_check plan_finish(struct plan *p, struct err *ret_err);
+
+/* Waits for all of them, which stay to be finished. */
+int must_check plan_wait(struct plan *p, struct err *ret_err);
+
+uint32_t plan_get_n_flight(const struct plan *p);
+
+/*
+ * One step, from submit to finish, with none under way. *ret_logits: as plan_get_logits, NULL when
+ * n_want is 0; ret_logits is NULL where the best are enough. Errors of both.
  */
 int must_check plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows,
 	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits);
 
 /*
- * Of the last step's wanted rows, until the next step: the best of each, [n_want][ABI_BEST_N], best
- * first (of equal ones the lowest id, finite ones alone); NULL: none was wanted. Costs nothing.
+ * Of the wanted rows of the step that was finished last, until the next plan_submit: the best of
+ * each, [n_want][ABI_BEST_N], best first (of equal ones the lowest id, finite ones alone); NULL:
+ * none was wanted. Costs nothing.
  */
 const struct abi_best *plan_get_best(const struct plan *p);
 
 /*
- * And all of them, [n_want][n_vocab] f32, which the device copies to the host at the first call.
- * The same until the next step. -EINVAL: none was wanted; VK_DEVICE_LOST.
+ * And all of them, [n_want][n_vocab] f32, which the device copies to the host at the first call,
+ * behind what is under way. As long. -EINVAL: none was wanted; VK_DEVICE_LOST.
  */
 int must_check plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits);
 

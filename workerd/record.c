@@ -51,6 +51,7 @@ static int record_embed(const struct recorder *r, const struct graph_op *op)
 		.rows = r->a->embed_rows ? r->a->embed_rows : r->a->rows,
 		.m = r->a->n_rows,
 		.y = value_address(r, op->embed.y),
+		.picked = r->a->picked,
 		.n_rows = r->n_rows,
 	};
 
@@ -366,6 +367,7 @@ static int record_best(const struct recorder *r, const struct graph_op *op)
 		.logits = value_address(r, op->best.logits),
 		.parts = r->a->parts,
 		.y = r->a->best,
+		.picked = r->a->picked,
 		.m = r->a->n_want,
 		.n = r->g->values[op->best.logits].width,
 		.n_rows = r->n_rows,

@@ -22,6 +22,7 @@ struct record_addresses {
 	uint64_t scratch; /* of the values, see graph_place */
 	uint64_t logits;  /* [n_want][n_vocab] f32 */
 	uint64_t best;    /* [n_want][ABI_BEST_N] struct abi_best */
+	uint64_t picked;  /* [n_want] u32, of op_best for the next step's op_embed */
 	uint64_t parts;   /* [n_want] times OP_BEST_PARTS_BYTES */
 	uint64_t n_rows;  /* u32 */
 	uint64_t n_want;  /* u32 */

@@ -64,22 +64,33 @@ static void run(struct op_arena *a, uint32_t n, uint32_t m, uint32_t n_rows, enu
 	uint64_t logits = op_arena_take_floats(a, (uint64_t)m * n);
 	uint64_t parts = op_arena_take(a, OP_BEST_PARTS_BYTES * m, 0);
 	uint64_t y = op_arena_take(a, n_bytes, 0);
+	bool has_picked = op_arena_random(a, 0, 3) > 0;
+	uint64_t picked = op_arena_take(a, sizeof(uint32_t) * m, 0);
 	for (uint32_t i = 0; i < m * n; i++)
 		op_arena_floats(a, logits)[i] = fill_one(a, fill, i);
 	const struct op_best_params p = {.logits = op_arena_address(a, logits),
 		.parts = op_arena_address(a, parts),
 		.y = op_arena_address(a, y),
+		.picked = has_picked ? op_arena_address(a, picked) : 0,
 		.m = op_arena_address(a, op_arena_take_u32(a, m)),
 		.n = n,
 		.n_rows = n_rows};
 	op_arena_expect(a, parts, n_bytes * op_best_count_parts(n));
 	op_arena_expect(a, y, n_bytes);
+	if (has_picked)
+		op_arena_expect(a, picked, sizeof(uint32_t) * m);
 	on_device_check(op_best_record(a->pool, op_arena_begin(a), &p, &e), &e, "record");
 	op_arena_run(a);
 	for (uint32_t i = 0; i < m; i++) {
 		const struct abi_best *found =
 			(const struct abi_best *)(a->map + y) + (uint64_t)i * ABI_BEST_N;
 		find_best(op_arena_floats(a, logits) + (uint64_t)i * n, n, expected);
+		/* A token that there is, whatever the logits. */
+		uint32_t best = expected[0].index == ABI_BEST_NONE ? 0 : expected[0].index;
+		if (has_picked && ((const uint32_t *)(a->map + picked))[i] != best)
+			fail_msg("seed %" PRIu64 ", n %u, fill %d, row %u: expected %u, picked %u",
+				a->seed, n, (int)fill, i, best,
+				((const uint32_t *)(a->map + picked))[i]);
 		for (uint32_t k = 0; k < ABI_BEST_N; k++)
 			if (found[k].index != expected[k].index ||
 				(found[k].index != ABI_BEST_NONE &&

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The embed kernels of every block format against the scalar reference: exact, for rows of any
- * length that the format allows, of tokens anywhere in the table.
+ * length that the format allows, of tokens anywhere in the table, given or picked.
  */
 #include "tests/ref/ref-ops.h"
 #include "tests/vulkan/op-arena.h"
@@ -25,6 +25,15 @@ static void run_shape(struct op_arena *a, uint32_t dtype, uint32_t k, uint32_t s
 	for (uint32_t i = 0; i < m; i++)
 		rows[i].token = op_arena_random(a, 0, n_vocab - 1);
 	memcpy(a->map + rows_at, rows, sizeof(rows[0]) * m);
+	/* Some are those of another row's pick, in any order. */
+	uint64_t picked = op_arena_take(a, sizeof(uint32_t) * m, 0);
+	struct abi_row *given = (struct abi_row *)(a->map + rows_at);
+	for (uint32_t i = 0; i < m; i++) {
+		((uint32_t *)(a->map + picked))[m - 1 - i] = rows[i].token;
+		if (op_arena_random(a, 0, 1))
+			given[i].token = ABI_ROW_PICKED | (m - 1 - i);
+	}
+	p.picked = op_arena_address(a, picked);
 	p.rows = op_arena_address(a, rows_at);
 	p.y = op_arena_address(a, y);
 	p.m = op_arena_address(a, op_arena_take_u32(a, m));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Steps of a plan: a row's logits are the same bits however its session is cut into steps and
- * whoever is computed beside it, sessions do not meet, and what cannot be is refused.
+ * Steps of a plan: a row's logits are the same bits however its session is cut into steps, whoever
+ * is computed beside it and whether the step was submitted before its tokens were known; sessions
+ * do not meet, and what cannot be is refused.
  *
  * test-plan [NAME [kv-q8_0]]    atlas-dense, what it is without one, or atlas-moe
  */
@@ -337,6 +338,186 @@ static void test_bits_do_not_depend_on_neighbours(void **state)
 	free(alone);
 }
 
+/* ---- steps that run ahead ---- */
+
+enum { N_AHEAD = 24, N_AHEAD_SLOTS = 2 };
+
+struct ahead {
+	uint32_t slots[N_AHEAD_SLOTS];
+	uint32_t tokens[N_AHEAD_SLOTS][N_AHEAD + 2]; /* that were picked */
+	float *logits;                               /* [N_AHEAD][N_AHEAD_SLOTS][n_vocab] */
+};
+
+/* Rows of step n; the tokens are those of the step before, which the host knows or not. */
+static void fill_ahead(const struct ahead *a, uint32_t n, bool is_known, struct plan_row *ret_rows)
+{
+	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++)
+		ret_rows[s] =
+			(struct plan_row){.token = is_known ? a->tokens[s][n] : PLAN_PICKED | s,
+				.position = n,
+				.slot = a->slots[s]};
+}
+
+static void submit(const struct plan_row *rows, uint32_t n_rows)
+{
+	static const uint32_t want[N_AHEAD_SLOTS] = {0, 1};
+	struct err e = ERR_NULL;
+
+	on_device_check(plan_submit(plan, rows, n_rows, want, n_rows, &e), &e, "submit");
+}
+
+/* The results of step n; its logits are asked for while another may be under way. */
+static void finish_ahead(struct ahead *a, uint32_t n)
+{
+	const uint32_t n_row_logits = N_AHEAD_SLOTS * n_vocab;
+	const float *logits = NULL;
+	struct err e = ERR_NULL;
+
+	on_device_check(plan_finish(plan, &e), &e, "finish");
+	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++)
+		a->tokens[s][n + 1] = plan_get_best(plan)[s * ABI_BEST_N].index;
+	on_device_check(plan_get_logits(plan, &e, &logits), &e, "logits");
+	memcpy(a->logits + (uint64_t)n * n_row_logits, logits, sizeof(float) * n_row_logits);
+}
+
+static void init_ahead(struct ahead *a)
+{
+	*a = (struct ahead){.logits = calloc((size_t)N_AHEAD * N_AHEAD_SLOTS * n_vocab, 4)};
+	assert_non_null(a->logits);
+	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++) {
+		a->slots[s] = open_slot(N_AHEAD + 1);
+		a->tokens[s][0] = tokens[s];
+	}
+}
+
+static void close_ahead(struct ahead *a)
+{
+	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++)
+		kv_close(kv, a->slots[s]);
+}
+
+/* One step after the other, with what the host has picked. */
+static void run_behind(struct ahead *a)
+{
+	struct plan_row rows[N_AHEAD_SLOTS];
+
+	init_ahead(a);
+	for (uint32_t n = 0; n < N_AHEAD; n++) {
+		fill_ahead(a, n, true, rows);
+		submit(rows, N_AHEAD_SLOTS);
+		finish_ahead(a, n);
+	}
+	close_ahead(a);
+}
+
+static void compare_ahead(const struct ahead *found, const struct ahead *expected)
+{
+	for (uint32_t n = 0; n < N_AHEAD; n++)
+		for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++)
+			if (found->tokens[s][n + 1] != expected->tokens[s][n + 1])
+				fail_msg("step %u, session %u: expected token %u, found %u", n, s,
+					expected->tokens[s][n + 1], found->tokens[s][n + 1]);
+}
+
+/* A step is submitted before the tokens of the one before it are known: the same bits. */
+static void test_bits_do_not_depend_on_running_ahead(void **state)
+{
+	const size_t n_bytes = sizeof(float) * N_AHEAD * N_AHEAD_SLOTS * n_vocab;
+	struct plan_row rows[N_AHEAD_SLOTS];
+	struct ahead expected, found;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	run_behind(&expected);
+	init_ahead(&found);
+	fill_ahead(&found, 0, true, rows);
+	submit(rows, N_AHEAD_SLOTS);
+	for (uint32_t n = 0; n < N_AHEAD; n++) {
+		if (n + 1 < N_AHEAD) {
+			fill_ahead(&found, n + 1, false, rows);
+			submit(rows, N_AHEAD_SLOTS);
+			assert_int_equal(plan_get_n_flight(plan), 2);
+		}
+		/* The device may be done with both before the first is looked at. */
+		if (n % 3 == 0)
+			on_device_check(plan_wait(plan, &e), &e, "wait");
+		finish_ahead(&found, n);
+	}
+	compare_ahead(&found, &expected);
+	assert_memory_equal(found.logits, expected.logits, n_bytes);
+	close_ahead(&found);
+	free(found.logits);
+	free(expected.logits);
+}
+
+/*
+ * What ran ahead with another token than is then chosen is thrown away: its place is written again,
+ * and whoever was computed beside it goes on.
+ */
+static void test_row_is_thrown_away(void **state)
+{
+	struct plan_row rows[N_AHEAD_SLOTS];
+	struct ahead expected, found;
+
+	(void)state;
+	run_behind(&expected);
+	init_ahead(&found);
+	for (uint32_t n = 0; n < N_AHEAD; n++) {
+		bool is_wrong = n % 2 == 0 && n + 1 < N_AHEAD;
+
+		fill_ahead(&found, n, true, rows);
+		submit(rows, N_AHEAD_SLOTS);
+		if (is_wrong) {
+			fill_ahead(&found, n + 1, false, rows);
+			rows[0].token = (expected.tokens[0][n + 1] + 1) % n_vocab;
+			submit(rows, N_AHEAD_SLOTS);
+		}
+		finish_ahead(&found, n);
+		if (!is_wrong)
+			continue;
+		finish_ahead(&found, ++n);
+		/* Of session 0 it was of another token: once more, alone. */
+		rows[0].token = found.tokens[0][n] = expected.tokens[0][n];
+		submit(rows, 1);
+		struct err e = ERR_NULL;
+		on_device_check(plan_finish(plan, &e), &e, "finish");
+		found.tokens[0][n + 1] = plan_get_best(plan)->index;
+	}
+	compare_ahead(&found, &expected);
+	close_ahead(&found);
+	free(found.logits);
+	free(expected.logits);
+}
+
+/* Nothing is under way behind two steps, and no token is picked where no step is before. */
+static void test_running_ahead_refused(void **state)
+{
+	static const uint32_t want[] = {0};
+	struct plan_row row = {.token = tokens[0]};
+	struct err e = ERR_NULL;
+
+	(void)state;
+	row.slot = open_slot(4);
+	assert_int_equal(plan_finish(plan, &e), -EINVAL);
+	assert_true(plan_can_run_ahead(plan, N_ROWS));
+	submit(&row, 1);
+	row = (struct plan_row){.token = PLAN_PICKED | 1, .position = 1, .slot = row.slot};
+	assert_int_equal(plan_submit(plan, &row, 1, want, 1, &e), -EINVAL);
+	row.token = PLAN_PICKED;
+	on_device_check(plan_submit(plan, &row, 1, NULL, 0, &e), &e, "submit");
+	row.position = 2;
+	row.token = tokens[1];
+	assert_int_equal(plan_submit(plan, &row, 1, want, 1, &e), -EBUSY);
+	on_device_check(plan_finish(plan, &e), &e, "finish");
+	assert_non_null(plan_get_best(plan));
+	on_device_check(plan_finish(plan, &e), &e, "finish");
+	assert_null(plan_get_best(plan));
+	row.token = PLAN_PICKED;
+	assert_int_equal(plan_submit(plan, &row, 1, want, 1, &e), -EINVAL);
+	assert_int_equal(plan_get_n_flight(plan), 0);
+	kv_close(kv, row.slot);
+}
+
 static void check_refused(
 	const struct plan_row *rows, uint32_t n_rows, const uint32_t *want, uint32_t n_want)
 {
@@ -440,6 +621,9 @@ int main(int argc, char **argv)
 		CASE(test_scratch_is_used_again),
 		CASE(test_bits_do_not_depend_on_a_batch),
 		CASE(test_bits_do_not_depend_on_neighbours),
+		CASE(test_bits_do_not_depend_on_running_ahead),
+		CASE(test_row_is_thrown_away),
+		CASE(test_running_ahead_refused),
 		CASE(test_step_refused),
 		CASE(test_plan_refused),
 		CASE(test_dispatches),

@@ -23,6 +23,7 @@ int op_best_record(struct op_pool *pool, struct vk_command *c, const struct op_b
 	const struct abi_best_push push = {.logits = p->logits,
 		.parts = p->parts,
 		.y = p->y,
+		.picked = p->picked,
 		.m = p->m,
 		.n = p->n,
 		.n_parts = op_best_count_parts(p->n)};

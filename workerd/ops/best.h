@@ -15,6 +15,7 @@ struct op_best_params {
 	uint64_t logits; /* device address of [m][n] f32 */
 	uint64_t parts;  /* of [m] times OP_BEST_PARTS_BYTES, free to be written */
 	uint64_t y;      /* of [m][ABI_BEST_N] struct abi_best */
+	uint64_t picked; /* of [m] u32: the index of each row's best, 0 without; 0: nobody asks */
 	uint64_t m;      /* of u32: rows of the step */
 	uint32_t n;
 	uint32_t n_rows; /* the most that m can be */

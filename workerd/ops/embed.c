@@ -48,6 +48,7 @@ int op_embed_record(struct op_pool *pool, struct vk_command *c,
 		.rows = params->rows,
 		.m = params->m,
 		.y = params->y,
+		.picked = params->picked,
 		.k = (uint32_t)w->ne[0],
 		.n_row_bytes = (uint32_t)(w->n_bytes / w->ne[1]),
 	};

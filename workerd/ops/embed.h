@@ -2,7 +2,10 @@
 #ifndef WORKERD_OPS_EMBED_H
 #define WORKERD_OPS_EMBED_H
 
-/* y[i] = W[rows[i].token], numbers of any block format made f32 (shaders/embed.comp). */
+/*
+ * y[i] = W[rows[i].token], numbers of any block format made f32 (shaders/embed.comp); the token may
+ * be ABI_ROW_PICKED | j, for that which op_best has picked for row j.
+ */
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -17,6 +20,7 @@ struct op_embed_params {
 	uint64_t rows;           /* device address of [m] struct abi_row */
 	uint64_t m;              /* device address of u32: rows of the step */
 	uint64_t y;              /* device address of [m][k] f32 */
+	uint64_t picked;         /* of op_best; 0: no row asks for it */
 	uint32_t n_rows;         /* the most that m can be */
 };
 

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workerd/lane.h"
+
+#include "shaders/abi.h"
+#include "vk/command.h"
+#include "workerd/graph.h"
+#include "workerd/ops/attention.h"
+#include "workerd/plan-layout.h"
+#include "workerd/plan.h"
+#include "workerd/record.h"
+
+uint32_t lane_find_bucket(uint32_t n_rows)
+{
+	uint32_t i = 0;
+
+	while (n_rows > 1u << i)
+		i++;
+	return i;
+}
+
+void lane_fill_spans(struct lane *l, uint32_t n_rows)
+{
+	if (l->n_tile_rows)
+		op_attention_fill_spans(l->rows, n_rows, l->n_tile_rows, l->n_span_rows, l->spans);
+}
+
+void lane_write(struct lane *l, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
+	uint32_t n_want)
+{
+	l->n_rows = l->step->n_rows = n_rows;
+	l->n_want = l->step->n_want = n_want;
+	for (uint32_t i = 0; i < n_rows; i++)
+		l->rows[i] = (struct abi_row){
+			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
+	lane_fill_spans(l, n_rows);
+	for (uint32_t i = 0; i < n_want; i++)
+		l->want[i] = want[i];
+}
+
+int lane_get_command(struct lane *l, const struct lane_recorder *recorder, uint32_t bucket,
+	bool is_head, struct err *ret_err, struct vk_command **ret_command)
+{
+	struct vk_command **command = is_head ? &l->head[bucket] : &l->body[bucket];
+
+	if (!*command) {
+		const struct record_range range = {
+			.end = recorder->graph->n_ops, .is_head = is_head};
+		struct record_addresses addresses = *recorder->addresses;
+		struct vk_command *c = NULL;
+
+		addresses.best = l->best_address;
+		addresses.logits = l->logits_address;
+		int r = vk_command_new(recorder->device, 0, ret_err, &c);
+
+		if (!r)
+			r = record_graph(recorder->graph, &addresses, recorder->pool, 1u << bucket,
+				&range, ret_err, c);
+		if (r) {
+			vk_command_free(c);
+			return r;
+		}
+		*command = c;
+	}
+	*ret_command = *command;
+	return 0;
+}
+
+void lane_drop_commands(struct lane *l)
+{
+	for (int i = 0; i < LANE_MAX_BUCKETS; i++) {
+		l->body[i] = vk_command_free(l->body[i]);
+		l->head[i] = vk_command_free(l->head[i]);
+	}
+}
