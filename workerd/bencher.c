@@ -7,11 +7,16 @@
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "workerd/engine-internal.h"
 #include "workerd/kv.h"
 #include "workerd/message.h"
 #include "workerd/park.h"
 #include "workerd/plan.h"
+#include "workerd/publisher.h"
+#include "workerd/queue.h"
+#include "workerd/scheduler.h"
+#include "workerd/tuner.h"
 
 enum {
 	WARM_STEPS = 2, /* of generation: the second finds everything made */
@@ -52,7 +57,9 @@ struct bencher {
 	/* Of a prompt, or the depth: what is computed next, of which session. */
 	uint32_t session;
 	uint32_t position;
-	uint32_t n_generated;
+	uint32_t n_given; /* steps of generation that were submitted */
+	uint32_t n_done;
+	uint64_t since_ns; /* when the step that is computed began: the one before had ended */
 	struct profile *profile; /* NULL: none has been asked for */
 	struct bencher_result *result;
 };
@@ -61,8 +68,15 @@ static struct bencher *bencher_free(struct engine *e, struct bencher *b)
 {
 	if (!b)
 		return NULL;
+	struct err why = ERR_NULL;
+
 	if (e->stack && b->profile)
 		plan_set_profile(e->stack->plan, NULL);
+	/* Its own steps: nobody has any beside them. Who wants the device next hears of a failure.
+	 */
+	while (e->stack && b->n_given > b->n_done++ && plan_get_n_flight(e->stack->plan))
+		if (plan_finish(e->stack->plan, &why))
+			log_debug("%s", why.text);
 	profile_free(b->profile);
 	for (uint32_t i = 0; i < b->n_slots; i++)
 		kv_close(e->stack->kv, b->slots[i]);
@@ -272,41 +286,52 @@ static uint32_t gather_prompt(const struct engine *e, struct bencher *b, uint32_
 static uint32_t gather_decode(const struct engine *e, struct bencher *b, uint32_t *ret_n_want)
 {
 	for (uint32_t i = 0; i < b->n_sessions; i++) {
-		add_row(e, b, i, i, b->n_depth + b->n_prompt + b->n_generated);
+		add_row(e, b, i, i, b->n_depth + b->n_prompt + b->n_given);
 		b->want[i] = i;
 	}
-	b->n_generated++;
+	b->n_given++;
 	*ret_n_want = b->n_sessions;
 	return b->n_sessions;
 }
 
 /* As a generation's step: pages first, which may have to be cleared. */
-static int compute(struct engine *e, struct bencher *b, uint32_t n_rows, uint32_t n_want,
+static int submit(struct engine *e, struct bencher *b, uint32_t n_rows, uint32_t n_want,
 	struct bencher_phase *phase, struct err *ret_err)
 {
 	uint64_t start_ns = clock_now_ns();
-	struct plan_times times;
 	int r = 0;
 
+	if (!plan_get_n_flight(e->stack->plan))
+		b->since_ns = start_ns;
 	for (uint32_t i = 0; !r && i < n_rows; i++)
 		if (i + 1 == n_rows || b->row[i + 1].slot != b->row[i].slot)
 			r = kv_reserve(
 				e->stack->kv, b->row[i].slot, b->row[i].position + 1, ret_err);
-	uint64_t reserved_ns = clock_now_ns();
-	if (!r)
-		r = plan_step(e->stack->plan, b->row, n_rows, b->want, n_want, ret_err, NULL);
+	if (phase)
+		phase->record_ns += clock_now_ns() - start_ns;
+	return r ? r : plan_submit(e->stack->plan, b->row, n_rows, b->want, n_want, ret_err);
+}
+
+/* A step lasts from the end of the one before it, where that was under way, too. */
+static int finish(struct engine *e, struct bencher *b, uint32_t n_rows, struct bencher_phase *phase,
+	struct err *ret_err)
+{
+	struct plan_times times;
+	int r = plan_finish(e->stack->plan, ret_err);
+
 	if (!r)
 		r = stack_check_spills(e->stack, &e->site, ret_err);
 	if (r || !phase)
 		return r;
 	plan_get_times(e->stack->plan, &times);
 	phase->end_ns = clock_now_ns();
-	b->step_ns[phase->n_steps++] = phase->end_ns - start_ns;
+	b->step_ns[phase->n_steps++] = phase->end_ns - b->since_ns;
 	phase->n_tokens += n_rows;
-	phase->ns += phase->end_ns - start_ns;
-	phase->record_ns += reserved_ns - start_ns + times.record_ns;
+	phase->ns += phase->end_ns - b->since_ns;
+	phase->record_ns += times.record_ns;
 	phase->submit_ns += times.submit_ns;
 	phase->wait_ns += times.wait_ns;
+	b->since_ns = phase->end_ns;
 	return 0;
 }
 
@@ -338,7 +363,7 @@ static struct bencher_phase *find_phase(struct bencher *b)
 static void begin_phase(struct engine *e, struct bencher *b, enum state state)
 {
 	b->state = state;
-	b->session = b->n_generated = 0;
+	b->session = b->n_given = b->n_done = 0;
 	b->position = state == STATE_DEPTH ? 0 : b->n_depth;
 	if (b->pass != PASS_BUSY && b->pass != PASS_KERNELS)
 		return;
@@ -411,8 +436,10 @@ static int step_prompt(struct engine *e, struct bencher *b, struct err *ret_err)
 	struct bencher_phase *phase = is_depth ? NULL : find_phase(b);
 	uint32_t n_want = 0;
 	uint32_t n_rows = gather_prompt(e, b, n_begin, n_end, &n_want);
-	int r = compute(e, b, n_rows, n_want, phase, ret_err);
+	int r = submit(e, b, n_rows, n_want, phase, ret_err);
 
+	if (!r)
+		r = finish(e, b, n_rows, phase, ret_err);
 	if (r || b->session < b->n_sessions)
 		return r;
 	if (is_depth) {
@@ -428,22 +455,59 @@ static int step_prompt(struct engine *e, struct bencher *b, struct err *ret_err)
 	return 0;
 }
 
-static int step_decode(struct engine *e, struct bencher *b, struct err *ret_err)
+/*
+ * As the scheduler's steps, which the device picks the tokens of: the next is submitted before one
+ * is done, where nobody else wants the device. Steps of a profile are made one at a time.
+ */
+static bool may_run_ahead(const struct engine *e, const struct bencher *b)
 {
-	uint32_t n_steps = b->n_generate;
-	struct bencher_phase *phase = find_phase(b);
-	uint32_t n_want = 0;
-	uint32_t n_rows = gather_decode(e, b, &n_want);
-	int r = compute(e, b, n_rows, n_want, phase, ret_err);
+	return (b->pass == PASS_PLAIN || b->pass == PASS_WARM) &&
+	       plan_can_run_ahead(e->stack->plan, b->n_sessions) && queue_is_empty(e->params.in) &&
+	       !scheduler_is_busy(e->scheduler) && !publisher_is_due(e) && !tuner_is_due(e);
+}
 
-	if (b->pass == PASS_WARM && n_steps > WARM_STEPS)
-		n_steps = WARM_STEPS;
-	if (r || b->n_generated < n_steps)
+static uint32_t count_decode_steps(const struct bencher *b)
+{
+	return b->pass == PASS_WARM && b->n_generate > WARM_STEPS ? WARM_STEPS : b->n_generate;
+}
+
+static int finish_decode(struct engine *e, struct bencher *b, struct err *ret_err)
+{
+	struct bencher_phase *phase = find_phase(b);
+	int r = finish(e, b, b->n_sessions, phase, ret_err);
+
+	if (r || ++b->n_done < count_decode_steps(b))
 		return r;
 	if (phase)
 		finish_phase(b, phase);
 	finish_pass(e, b);
 	return 0;
+}
+
+static int step_decode(struct engine *e, struct bencher *b, struct err *ret_err)
+{
+	uint32_t n_ahead = may_run_ahead(e, b), n_want = 0;
+	int r = 0;
+
+	while (!r && b->n_given < count_decode_steps(b) && b->n_given - b->n_done <= n_ahead) {
+		uint32_t n_rows = gather_decode(e, b, &n_want);
+
+		r = submit(e, b, n_rows, n_want, find_phase(b), ret_err);
+	}
+	return r ? r : finish_decode(e, b, ret_err);
+}
+
+void bencher_settle(struct engine *e)
+{
+	struct bencher *b = e->bencher;
+	struct err error = ERR_NULL;
+	int r = 0;
+
+	/* The last one may be the end of all of them. */
+	while (!r && e->bencher == b && b && b->state == STATE_GENERATE && b->n_given > b->n_done)
+		r = finish_decode(e, b, &error);
+	if (r)
+		fail_with(e, r, &error);
 }
 
 static int measure_ceilings(struct engine *e, struct bencher *b, struct err *ret_err)

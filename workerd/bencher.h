@@ -6,8 +6,9 @@
  * Measures prompts and generation (proto/workerd.proto, Bench): slots of its own in the KV cache,
  * filled with random tokens by the plan's steps, one at a time between those of the scheduler. So
  * whoever generates goes on meanwhile, a step of theirs after each of these, and what is timed is
- * the steps alone. One at a time; all of it is freed with the connection, at the end, at an error,
- * and when the stack goes.
+ * the steps alone. Where nobody does, steps of generation run ahead as the scheduler's do. One
+ * bench at a time; all of it is freed with the connection, at the end, at an error, and when the
+ * stack goes.
  *
  * Engine thread.
  */
@@ -61,8 +62,11 @@ int must_check bencher_run(struct engine *e, struct message *m, struct err *ret_
 /* Of this client, if there is one: what it waits for is refused, and all of it goes. */
 void bencher_end(struct engine *e, uint64_t client);
 
-/* A step, if it is time for one. */
+/* A step, if it is time for one. Another may be under way then, until bencher_settle. */
 void bencher_attend(struct engine *e);
+
+/* Before anything else is done with the device. */
+void bencher_settle(struct engine *e);
 
 /* Is there a step to be computed now, and when will there be? */
 bool bencher_is_due(const struct engine *e);

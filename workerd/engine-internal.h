@@ -54,6 +54,10 @@ struct engine {
 	struct publisher publisher;
 	struct bencher *bencher; /* NULL: nobody measures */
 	struct tuner *tuner;     /* NULL: nobody tunes */
+	/* Messages that go out when the device has something to do, oldest first. */
+	struct queue_node *held;
+	struct queue_node *last_held; /* valid while held is not NULL */
+	bool is_holding;
 	struct message *stop;    /* MESSAGE_STOP until it is sent; the stopping thread's */
 	struct message *failure; /* MESSAGE_FAILED until it is sent */
 	int code;                /* not 0: failed, and error says why */
@@ -69,7 +73,7 @@ void engine_set_failed(struct engine *e, int code, const struct err *why);
 /* Whose prefixes a session that m opens may find (workerd/prefix.h). */
 uint64_t engine_get_scope(const struct engine *e, const struct message *m);
 
-/* Takes m, to the loop; NULL is a failure of the engine. */
+/* Takes m, to the loop, now or when the next step is under way; NULL is a failure of the engine. */
 void engine_send(struct engine *e, struct message *m);
 
 #endif

@@ -33,6 +33,19 @@
 
 enum { MAX_SERVED = 64 }; /* requests between two steps */
 
+/* When there is something to do though nothing comes. */
+static uint64_t engine_get_deadline(const struct engine *e)
+{
+	uint64_t park_ns = park_get_deadline(e);
+	uint64_t guests_ns = guests_get_deadline(e);
+	uint64_t bencher_ns = bencher_get_deadline(e);
+	uint64_t expire_ns = e->code ? UINT64_MAX : scheduler_get_deadline(e->scheduler);
+
+	park_ns = park_ns < guests_ns ? park_ns : guests_ns;
+	park_ns = park_ns < bencher_ns ? park_ns : bencher_ns;
+	return park_ns < expire_ns ? park_ns : expire_ns;
+}
+
 static int engine_kv_open(void *userdata, struct err *ret_err, uint32_t *ret_slot)
 {
 	const struct engine *e = userdata;
@@ -40,10 +53,14 @@ static int engine_kv_open(void *userdata, struct err *ret_err, uint32_t *ret_slo
 	return kv_open(e->stack->kv, ret_err, ret_slot);
 }
 
+/* Its pages go to others: not while a step computes with them. */
 static void engine_kv_close(void *userdata, uint32_t slot)
 {
 	const struct engine *e = userdata;
+	struct err why = ERR_NULL;
 
+	if (plan_get_n_flight(e->stack->plan) && plan_wait(e->stack->plan, &why))
+		log_debug("%s", why.text); /* whoever finishes the step hears it */
 	kv_close(e->stack->kv, slot);
 }
 
@@ -86,13 +103,48 @@ static void engine_kv_publish(
 	kv_publish(e->stack->kv, slot, scope, tokens, n_tokens);
 }
 
-static int engine_plan_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
-	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
+static void engine_flush(struct engine *e)
+{
+	while (e->held) {
+		struct queue_node *node = e->held;
+
+		e->held = node->next;
+		queue_push(e->params.out, node);
+	}
+}
+
+/* What was chosen in the step before goes out now that the device has the next one. */
+static int engine_submit(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+	const uint32_t *want, uint32_t n_want, struct err *ret_err)
+{
+	struct engine *e = userdata;
+	int r = plan_submit(e->stack->plan, rows, n_rows, want, n_want, ret_err);
+
+	engine_flush(e);
+	return r;
+}
+
+static int engine_finish(void *userdata, struct err *ret_err, const float **ret_logits)
 {
 	const struct engine *e = userdata;
 
 	*ret_logits = NULL;
-	return plan_step(e->stack->plan, rows, n_rows, want, n_want, ret_err, NULL);
+	return plan_finish(e->stack->plan, ret_err);
+}
+
+/* Has the device nothing to do but steps, and the host nothing at all, as far as is known? */
+static bool engine_is_quiet(const struct engine *e)
+{
+	return queue_is_empty(e->params.in) && !publisher_is_due(e) && !bencher_is_due(e) &&
+	       !tuner_is_due(e) && clock_now_ns() < engine_get_deadline(e);
+}
+
+/* Whoever has asked for something would wait for one step more. */
+static bool engine_may_run_ahead(void *userdata, uint32_t n_rows)
+{
+	const struct engine *e = userdata;
+
+	return engine_is_quiet(e) && plan_can_run_ahead(e->stack->plan, n_rows);
 }
 
 static const struct abi_best *engine_get_best(void *userdata)
@@ -142,10 +194,18 @@ uint64_t engine_get_scope(const struct engine *e, const struct message *m)
 
 void engine_send(struct engine *e, struct message *m)
 {
-	if (m)
-		queue_push(e->params.out, &m->node);
-	else
+	if (!m) {
 		engine_set_failed(e, -ENOMEM, &ERR_NULL);
+		return;
+	}
+	m->node.next = NULL;
+	if (e->held)
+		e->last_held->next = &m->node;
+	else
+		e->held = &m->node;
+	e->last_held = &m->node;
+	if (!e->is_holding)
+		engine_flush(e);
 }
 
 /* The texts of the likeliest tokens, borrowed from the model; their bytes in all. */
@@ -394,6 +454,17 @@ static bool engine_is_slow(const struct message *m)
 	       m->kind == MESSAGE_BENCH_MEMORY;
 }
 
+/* Nothing of the scheduler is under way, and all that it has said is out. */
+static void engine_settle(struct engine *e)
+{
+	struct err error = ERR_NULL;
+	int r = e->code || !e->stack ? 0 : scheduler_step_settle(e->scheduler, &error);
+
+	if (r)
+		engine_set_failed(e, r, &error);
+	engine_flush(e);
+}
+
 /*
  * Serves what is in the queue, up to a bound: clients that ask as fast as they are answered would
  * keep it from ever being empty, and others from their tokens. true: MESSAGE_STOP, which is
@@ -407,6 +478,9 @@ static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
 	for (int n = 0; n < MAX_SERVED && !is_slow && (node = queue_take(e->params.in)); n++) {
 		struct message *m = message_from_node(node);
 
+		engine_settle(e);
+		if (!e->code)
+			bencher_settle(e);
 		if (m->kind == MESSAGE_STOP) {
 			*ret_stop = m;
 			return true;
@@ -423,25 +497,17 @@ static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
 static void engine_step(struct engine *e)
 {
 	struct err error = ERR_NULL;
-	int r = scheduler_step(e->scheduler, &error);
 
+	e->is_holding = true;
+	int r = scheduler_step(e->scheduler, &error);
+	e->is_holding = false;
+	/* Else there is a step to be submitted first. */
+	if (r || scheduler_step_count(e->scheduler) || !scheduler_is_busy(e->scheduler))
+		engine_flush(e);
 	if (!r)
 		r = stack_check_spills(e->stack, &e->site, &error);
 	if (r)
 		engine_set_failed(e, r, &error);
-}
-
-/* When there is something to do though nothing comes. */
-static uint64_t engine_get_deadline(const struct engine *e)
-{
-	uint64_t park_ns = park_get_deadline(e);
-	uint64_t guests_ns = guests_get_deadline(e);
-	uint64_t bencher_ns = bencher_get_deadline(e);
-	uint64_t expire_ns = e->code ? UINT64_MAX : scheduler_get_deadline(e->scheduler);
-
-	park_ns = park_ns < guests_ns ? park_ns : guests_ns;
-	park_ns = park_ns < bencher_ns ? park_ns : bencher_ns;
-	return park_ns < expire_ns ? park_ns : expire_ns;
 }
 
 static void *engine_run(void *userdata)
@@ -457,6 +523,7 @@ static void *engine_run(void *userdata)
 			engine_send(e, TAKE_PTR(e->failure));
 		}
 		if (!scheduler_is_busy(e->scheduler)) {
+			engine_settle(e); /* a step that nobody waits for any more */
 			if (e->is_cache_due && !e->is_cache_saved && !e->code)
 				engine_save_cache(e);
 			/* What waited for the last generation; nobody may ask for anything now. */
@@ -470,6 +537,8 @@ static void *engine_run(void *userdata)
 		}
 		if (engine_serve_queue(e, &stop))
 			break;
+		if (!engine_is_quiet(e))
+			engine_settle(e);
 		if (!e->code)
 			publisher_attend(e);
 		if (!e->code)
@@ -507,7 +576,9 @@ static int engine_start(struct engine *e, struct err *ret_err)
 		.publish = engine_kv_publish,
 		.reserve = engine_kv_reserve,
 		.truncate = engine_kv_truncate,
-		.step = engine_plan_step,
+		.submit = engine_submit,
+		.finish = engine_finish,
+		.may_run_ahead = engine_may_run_ahead,
 		.get_best = engine_get_best,
 		.get_logits = engine_get_logits,
 		.get_text = engine_get_text,

@@ -77,6 +77,14 @@ struct queue_node *queue_take(struct queue *q)
 	return node;
 }
 
+bool queue_is_empty(struct queue *q)
+{
+	pthread_mutex_lock(&q->lock);
+	bool is_empty = !q->first;
+	pthread_mutex_unlock(&q->lock);
+	return is_empty;
+}
+
 void queue_wait(struct queue *q)
 {
 	queue_wait_until(q, UINT64_MAX);

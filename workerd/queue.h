@@ -29,6 +29,9 @@ void queue_push(struct queue *q, struct queue_node *node);
 /* The oldest node, NULL when there is none. The taking thread. */
 struct queue_node *queue_take(struct queue *q);
 
+/* Is there nothing to take just now? The taking thread. */
+bool queue_is_empty(struct queue *q);
+
 /* Sleeps until there is something to take. The taking thread. */
 void queue_wait(struct queue *q);
 

@@ -253,6 +253,15 @@ static uint32_t draw(struct sampler *s)
 	return candidates_draw(c, p->temperature, draw_unit(s));
 }
 
+bool sampler_is_greedy(const struct sampler *s)
+{
+	const struct sampler_params *p = &s->params;
+	bool has_penalties = p->frequency_penalty != 0 || p->presence_penalty != 0 ||
+			     (p->repeat_penalty != 0 && p->repeat_penalty != 1);
+
+	return p->temperature == 0 && p->n_biases == 0 && !has_penalties && !s->dry;
+}
+
 int sampler_pick(struct sampler *s, const float *logits, const uint32_t *allowed,
 	const uint32_t *history, uint64_t n_history, uint32_t *ret_token)
 {

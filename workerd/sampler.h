@@ -21,6 +21,7 @@
  *are. Each step is off by default; llama.cpp turns top-k 40, top-p 0.95, min-p 0.05 and temperature
  *0.8 on. Logits that are not finite never win. One thread at a time.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -60,6 +61,9 @@ struct sampler_params {
 int must_check sampler_new(const struct sampler_params *params, uint32_t n_vocab, uint32_t n_ctx,
 	const struct dry_text *text, struct err *ret_err, struct sampler **ret_sampler);
 struct sampler *sampler_free(struct sampler *s);
+
+/* Is the largest logit's token picked always (the lowest id of equals), whatever the history? */
+bool sampler_is_greedy(const struct sampler *s);
 
 /*
  * logits: [n_vocab] f32, unchanged. allowed: [(n_vocab + 31) / 32], token t is bit t % 32 of word

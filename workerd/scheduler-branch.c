@@ -7,6 +7,7 @@
 #include "proto/util/err.h"
 #include "workerd/message.h"
 #include "workerd/scheduler-internal.h"
+#include "workerd/scheduler-step.h"
 #include "workerd/session.h"
 
 int scheduler_branch_promise(struct scheduler *s, struct message *generate, struct err *ret_err)
@@ -86,7 +87,7 @@ static int begin(struct scheduler *s, const struct session *from, struct message
 		*ret_err = e;
 		return r;
 	} else {
-		return scheduler_pick(s, session, i, ret_err);
+		return scheduler_step_pick(s, session, i, ret_err);
 	}
 	return 0;
 }

@@ -2,7 +2,8 @@
 #ifndef WORKERD_SCHEDULER_INTERNAL_H
 #define WORKERD_SCHEDULER_INTERNAL_H
 
-/* The scheduler, for workerd/scheduler and workerd/scheduler-branch alone. Engine thread. */
+/* The scheduler, for workerd/scheduler, scheduler-branch and scheduler-step alone. Engine thread.
+ */
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -12,6 +13,17 @@
 struct err;
 struct session;
 struct turn_claim;
+
+enum { SCHEDULER_MAX_FLIGHT = 2, SCHEDULER_NO_ROW = UINT32_MAX };
+
+/* A step that the backend has; by the index of a session. */
+struct scheduler_flight {
+	uint32_t *n_take; /* [n_sessions] rows of the session; 0: none, or none that count */
+	uint32_t *want;   /* [n_sessions] its wanted row; SCHEDULER_NO_ROW: it has none */
+	bool *is_dropped; /* [n_sessions] it had rows, which are thrown away */
+	uint32_t n_rows;
+	uint32_t n_want;
+};
 
 struct scheduler {
 	struct scheduler_params params;
@@ -23,11 +35,15 @@ struct scheduler {
 	uint32_t n_promised;      /* sessions that completions which have not begun will open */
 	uint32_t turn;            /* who is first when a step's rows do not divide evenly */
 	struct session *sessions; /* [n_sessions] */
+	/* Steps under way: n_flight from first_flight on, which is the oldest. */
+	struct scheduler_flight flights[SCHEDULER_MAX_FLIGHT];
+	uint32_t first_flight;
+	uint32_t n_flight;
 	/* The step that is being made. */
-	struct turn_claim *claims;   /* [n_sessions] */
-	uint32_t *n_take;            /* [n_sessions] rows of each session */
-	struct plan_row *rows;       /* [n_rows] */
-	uint32_t *want;              /* [n_sessions] */
+	struct turn_claim *claims; /* [n_sessions] */
+	struct plan_row *rows;     /* [n_rows] */
+	uint32_t *want;            /* [n_sessions] */
+	/* Of the step that was finished last. */
 	const struct abi_best *best; /* [n_want][ABI_BEST_N]; NULL: logits are there, or none */
 	const float *logits;         /* [n_want][n_vocab]; NULL: nobody has asked for them */
 };
@@ -49,8 +65,10 @@ void scheduler_tell_idle(const struct scheduler *s, struct err *e);
 void scheduler_finish_failed(
 	struct scheduler *s, struct session *session, int code, const struct err *e);
 
-/* The session's next token out of the step's wanted row i. Errors are the device's. */
-int must_check scheduler_pick(
-	struct scheduler *s, struct session *session, uint32_t i, struct err *ret_err);
+/* What the session has computed may be found by others, as far as it is whole pages. */
+void scheduler_publish(struct scheduler *s, struct session *session);
+
+/* The generation of a session ends. */
+void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason);
 
 #endif

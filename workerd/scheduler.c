@@ -9,11 +9,9 @@
 
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
-#include "shaders/abi.h"
-#include "workerd/logprob.h"
 #include "workerd/message.h"
-#include "workerd/sampler.h"
 #include "workerd/scheduler-branch.h"
+#include "workerd/scheduler-step.h"
 #include "workerd/session.h"
 #include "workerd/turn.h"
 
@@ -32,10 +30,10 @@ int scheduler_new(const struct scheduler_params *params, const struct scheduler_
 	s->backend = *backend;
 	s->sessions = calloc(params->n_sessions, sizeof(*s->sessions));
 	s->claims = calloc(params->n_sessions, sizeof(*s->claims));
-	s->n_take = calloc(params->n_sessions, sizeof(*s->n_take));
 	s->want = calloc(params->n_sessions, sizeof(*s->want));
 	s->rows = calloc(params->n_rows, sizeof(*s->rows));
-	if (!s->sessions || !s->claims || !s->n_take || !s->want || !s->rows) {
+	bool has_flights = scheduler_step_init(s);
+	if (!s->sessions || !s->claims || !s->want || !s->rows || !has_flights) {
 		scheduler_free(s);
 		return -ENOMEM;
 	}
@@ -49,8 +47,8 @@ struct scheduler *scheduler_free(struct scheduler *s)
 		return NULL;
 	free(s->sessions);
 	free(s->claims);
-	free(s->n_take);
 	free(s->want);
+	scheduler_step_fini(s);
 	free(s->rows);
 	free(s);
 	return NULL;
@@ -147,6 +145,7 @@ int scheduler_open(struct scheduler *s, uint64_t client, uint64_t scope, struct 
 
 void scheduler_close_session(struct scheduler *s, struct session *session)
 {
+	scheduler_step_forget(s, session);
 	scheduler_close_slot(s, session->slot);
 	session_close(session);
 	s->counters.n_sessions--;
@@ -158,6 +157,8 @@ static void scheduler_finish_as(struct scheduler *s, struct session *session, ui
 {
 	struct message *m = session_finish(session, reason);
 	uint64_t now_ns = clock_now_ns();
+
+	scheduler_step_drop(s, session);
 
 	/* A completion is a use of the session whose prompt it completes. */
 	for (uint32_t i = 0; i < s->params.n_sessions; i++)
@@ -171,7 +172,7 @@ static void scheduler_finish_as(struct scheduler *s, struct session *session, ui
 	scheduler_branch_send(s, m);
 }
 
-static void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
+void scheduler_finish(struct scheduler *s, struct session *session, uint32_t reason)
 {
 	scheduler_finish_as(s, session, reason, 0, NULL);
 }
@@ -337,7 +338,7 @@ static void scheduler_adopt(struct scheduler *s, struct session *session)
 		session->n_cached = session->n_published = n;
 }
 
-static void scheduler_publish(struct scheduler *s, struct session *session)
+void scheduler_publish(struct scheduler *s, struct session *session)
 {
 	uint32_t n_whole = session->n_cached - session->n_cached % s->params.n_page_tokens;
 
@@ -452,6 +453,8 @@ void scheduler_stop(struct scheduler *s)
 
 void scheduler_detach(struct scheduler *s)
 {
+	/* What is under way goes with the device's memory; it is computed again. */
+	s->n_flight = 0;
 	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
 		struct session *session = &s->sessions[i];
 
@@ -521,224 +524,6 @@ bool scheduler_is_busy(const struct scheduler *s)
 		if (s->sessions[i].state == SESSION_GENERATING)
 			return true;
 	return false;
-}
-
-/* Rows of each session into n_take. */
-static void scheduler_share(struct scheduler *s)
-{
-	uint32_t n_shared = s->limits.n_shared_rows;
-
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		const struct session *session = &s->sessions[i];
-
-		s->claims[i] = (struct turn_claim){0};
-		if (session->state == SESSION_GENERATING)
-			s->claims[i] = (struct turn_claim){
-				.n_due = session_get_n_due(session),
-				.priority = session->generate->generate.priority,
-				.n_waited = session->n_waited,
-			};
-	}
-	turn_share(s->claims, s->params.n_sessions, s->params.n_rows,
-		n_shared ? n_shared : s->params.n_rows, s->turn, s->n_take);
-	for (uint32_t i = 0; i < s->params.n_sessions; i++)
-		s->sessions[i].n_waited = s->n_take[i] ? 0 : s->sessions[i].n_waited + 1;
-	s->turn = (s->turn + 1) % s->params.n_sessions;
-}
-
-/* Contexts that are full lose tokens or end their generation. */
-static void scheduler_make_room(struct scheduler *s)
-{
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		struct session *session = &s->sessions[i];
-
-		if (session->state != SESSION_GENERATING || session->n_tokens < session->n_ctx)
-			continue;
-		if (session->generate->generate.is_shifting) {
-			session_shift(session);
-			s->backend.truncate(s->backend.userdata, session->slot, session->n_cached);
-		} else {
-			scheduler_finish(s, session, MESSAGE_REASON_LENGTH);
-		}
-	}
-}
-
-/* A full context, or pages that are not there, end a generation before the step. */
-static int scheduler_prepare(struct scheduler *s, struct err *ret_err)
-{
-	scheduler_make_room(s);
-	scheduler_share(s);
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		struct session *session = &s->sessions[i];
-		struct err e = ERR_NULL;
-
-		if (!s->n_take[i])
-			continue;
-		int r = s->backend.reserve(
-			s->backend.userdata, session->slot, session->n_cached + s->n_take[i], &e);
-		if (r == -ENOSPC) {
-			s->n_take[i] = 0;
-			scheduler_tell_idle(s, &e);
-			scheduler_finish_failed(s, session, r, &e);
-		} else if (r) {
-			*ret_err = e;
-			return r;
-		}
-	}
-	return 0;
-}
-
-/* Rows of the sessions, one after the other, and the indices of those whose logits are needed. */
-static void scheduler_fill(struct scheduler *s, uint32_t *ret_n_rows, uint32_t *ret_n_want)
-{
-	uint32_t n_rows = 0;
-	uint32_t n_want = 0;
-
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		const struct session *session = &s->sessions[i];
-
-		for (uint32_t k = 0; k < s->n_take[i]; k++) {
-			uint32_t position = session->n_cached + k;
-
-			s->rows[n_rows++] = (struct plan_row){
-				.token = session->tokens[position],
-				.position = position,
-				.slot = session->slot,
-			};
-		}
-		if (s->n_take[i] && s->n_take[i] == session_get_n_due(session))
-			s->want[n_want++] = n_rows - 1;
-	}
-	*ret_n_rows = n_rows;
-	*ret_n_want = n_want;
-}
-
-/* Why sampler_pick gave no token. */
-static void scheduler_finish_unpicked(struct scheduler *s, struct session *session, int code)
-{
-	struct err e = ERR_NULL;
-
-	err_set(&e, -code, "position %" PRIu32 ": no %s is a finite number", session->n_tokens - 1,
-		code == -ENOENT ? "logit of an allowed token" : "logit");
-	scheduler_finish_failed(s, session, code, &e);
-}
-
-/* Of the wanted row i; errors are the device's. */
-static int scheduler_get_logits(
-	struct scheduler *s, uint32_t i, struct err *ret_err, const float **ret_logits)
-{
-	int r = s->logits ? 0 : s->backend.get_logits(s->backend.userdata, ret_err, &s->logits);
-
-	if (!r)
-		*ret_logits = s->logits + (uint64_t)i * s->params.n_vocab;
-	return r;
-}
-
-int scheduler_pick(struct scheduler *s, struct session *session, uint32_t i, struct err *ret_err)
-{
-	const struct message *m = session->generate;
-	const char *bytes = NULL;
-	uint32_t n_bytes;
-	uint32_t n_ready;
-	uint32_t token;
-	struct logprob_list probs;
-	const uint32_t *allowed;
-	const float *logits = NULL;
-	struct err e = ERR_NULL;
-	int r = session_get_mask(session, &e, &allowed);
-
-	if (r) {
-		scheduler_finish_failed(s, session, r, &e);
-		return 0;
-	}
-	bool is_short = s->best && !allowed && !m->generate.n_logprobs;
-	r = is_short ? sampler_pick_best(session->sampler, s->best + (uint64_t)i * ABI_BEST_N,
-			       session->tokens, session->n_tokens, &token)
-		     : -EAGAIN;
-	if (r == -EAGAIN) {
-		r = scheduler_get_logits(s, i, ret_err, &logits);
-		if (r)
-			return r;
-		r = sampler_pick(session->sampler, logits, allowed, session->tokens,
-			session->n_tokens, &token);
-	}
-	if (r) {
-		scheduler_finish_unpicked(s, session, r);
-		return 0;
-	}
-	if (m->generate.n_logprobs)
-		logprob_find(logits, s->params.n_vocab, token, m->generate.n_logprobs, &probs);
-	bool is_end = s->backend.get_text(s->backend.userdata, token, &bytes, &n_bytes);
-	r = session_follow(session, is_end, bytes, n_bytes, &e);
-	if (r) {
-		scheduler_finish_failed(s, session, r, &e);
-		return 0;
-	}
-	uint64_t now_ns = clock_now_ns();
-	uint32_t reason = session_accept(session, token, is_end, bytes, n_bytes, now_ns, &n_ready);
-
-	s->counters.generated_tokens++;
-	if (!s->counters.first_token_ns)
-		s->counters.first_token_ns = now_ns - m->arrived_ns;
-	s->backend.token(s->backend.userdata, m, token, session->text.text, n_ready,
-		m->generate.n_logprobs ? &probs : NULL);
-	holdback_drop(&session->text, n_ready);
-	if (reason)
-		scheduler_finish(s, session, reason);
-	return 0;
-}
-
-/* The rows are computed: their sessions move on, and those that wanted logits get a token. */
-static int scheduler_advance(struct scheduler *s, struct err *ret_err)
-{
-	uint32_t n_wanted = 0; /* rows of the step, so far */
-
-	for (uint32_t i = 0; i < s->params.n_sessions; i++) {
-		struct session *session = &s->sessions[i];
-		uint32_t n_take = s->n_take[i];
-
-		if (!n_take)
-			continue;
-		uint32_t n_prompt = session->generate->generate.finished.prompt_tokens;
-		if (session->n_cached < n_prompt)
-			s->counters.prompt_tokens += n_take;
-		session->n_cached += n_take;
-		scheduler_publish(s, session);
-		if (session_get_n_due(session))
-			continue;
-		if (session->generate->generate.is_prefill) {
-			scheduler_finish(s, session, MESSAGE_REASON_STOP);
-			n_wanted++;
-			continue;
-		}
-		int r = scheduler_branch_start(s, session, n_wanted, ret_err);
-		if (!r)
-			r = scheduler_pick(s, session, n_wanted, ret_err);
-		if (r)
-			return r;
-		n_wanted++;
-	}
-	return 0;
-}
-
-int scheduler_step(struct scheduler *s, struct err *ret_err)
-{
-	uint32_t n_rows;
-	uint32_t n_want;
-	int r = scheduler_prepare(s, ret_err);
-
-	if (r)
-		return r;
-	scheduler_fill(s, &n_rows, &n_want);
-	if (!n_rows)
-		return 0;
-	s->logits = NULL;
-	r = s->backend.step(
-		s->backend.userdata, s->rows, n_rows, s->want, n_want, ret_err, &s->logits);
-	if (r)
-		return r;
-	s->best = s->logits || !n_want ? NULL : s->backend.get_best(s->backend.userdata);
-	return scheduler_advance(s, ret_err);
 }
 
 uint32_t scheduler_list(

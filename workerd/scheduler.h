@@ -35,10 +35,16 @@ struct scheduler_backend {
 		uint32_t n_tokens);
 	int (*reserve)(void *userdata, uint32_t slot, uint32_t n_tokens, struct err *ret_err);
 	void (*truncate)(void *userdata, uint32_t slot, uint32_t n_tokens);
-	/* as plan_step; *ret_logits may stay NULL: then get_best and get_logits are asked */
-	int (*step)(void *userdata, const struct plan_row *rows, uint32_t n_rows,
-		const uint32_t *want, uint32_t n_want, struct err *ret_err,
-		const float **ret_logits);
+	/* as plan_submit and plan_finish */
+	int (*submit)(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+		const uint32_t *want, uint32_t n_want, struct err *ret_err);
+	/* *ret_logits may stay NULL: then get_best and get_logits are asked */
+	int (*finish)(void *userdata, struct err *ret_err, const float **ret_logits);
+	/*
+	 * May a step of n_rows rows be submitted while another is under way? NULL: never. Slots of
+	 * both may be closed meanwhile. Tokens of the second can be PLAN_PICKED.
+	 */
+	bool (*may_run_ahead)(void *userdata, uint32_t n_rows);
 	const struct abi_best *(*get_best)(void *userdata);
 	int (*get_logits)(void *userdata, struct err *ret_err, const float **ret_logits);
 	/* Text of a token for a client (of a control token 0 bytes); does it end a generation? */
@@ -173,8 +179,17 @@ void scheduler_fail(struct scheduler *s, int code, const struct err *e);
 /* Is any session generating? */
 bool scheduler_is_busy(const struct scheduler *s);
 
-/* One step for whoever generates; nothing when none does. */
+/*
+ * Waits for a step for whoever generates; nothing when none does. Another may be under way then:
+ * before anything but scheduler_step is called, but for what only asks, scheduler_step_settle is.
+ */
 int must_check scheduler_step(struct scheduler *s, struct err *ret_err);
+
+/* Waits for what is under way, and no step more. Errors as scheduler_step. */
+int must_check scheduler_step_settle(struct scheduler *s, struct err *ret_err);
+
+/* Steps under way. */
+uint32_t scheduler_step_count(const struct scheduler *s);
 
 struct scheduler_counters {
 	uint32_t n_sessions;       /* open */

@@ -248,6 +248,27 @@ static bool session_is_stop_token(const struct message_generate *g, uint32_t tok
 	return false;
 }
 
+bool session_is_decoding(const struct session *s)
+{
+	return s->state == SESSION_GENERATING && s->generate->generate.finished.generated_tokens &&
+	       session_get_n_due(s) == 1;
+}
+
+enum session_outlook session_get_outlook(const struct session *s)
+{
+	/* Without a token so far it may have completions that begin with its logits. */
+	if (!session_is_decoding(s))
+		return SESSION_UNKNOWN;
+	const struct message_generate *g = &s->generate->generate;
+	if (g->finished.generated_tokens + 1 == g->n_predict ||
+		(s->n_tokens + 1 >= s->n_ctx && !g->is_shifting))
+		return SESSION_ENDS;
+	return s->cursor || g->n_logprobs || s->n_tokens + 1 >= s->n_ctx ||
+			       !sampler_is_greedy(s->sampler)
+		       ? SESSION_UNKNOWN
+		       : SESSION_GREEDY;
+}
+
 int session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask)
 {
 	if (s->cursor)

@@ -110,6 +110,18 @@ static inline uint32_t session_get_n_due(const struct session *s)
 	return s->n_tokens - s->n_cached;
 }
 
+/* What is known of the token that is chosen next, before its logits are. */
+enum session_outlook {
+	SESSION_UNKNOWN, /* as in a prompt */
+	SESSION_ENDS,    /* the generation ends with it at the latest */
+	SESSION_GREEDY,  /* it is that of the largest logit, and has room in the context */
+};
+
+/* Has a token been chosen, and is it all that is to be computed? */
+bool session_is_decoding(const struct session *s);
+
+enum session_outlook session_get_outlook(const struct session *s);
+
 /* Which tokens may be chosen: see grammar_get_mask. *ret_mask is NULL where every one may. */
 int must_check session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask);
 

@@ -18,6 +18,7 @@
 #include "proto/manifest.h"
 #include "proto/util/clock.h"
 #include "proto/util/err.h"
+#include "shaders/abi.h"
 #include "vk/cache.h"
 #include "vk/device.h"
 #include "vk/memory.h"
@@ -49,7 +50,12 @@ static atomic_bool is_gated; /* a step waits for gate */
 static sem_t gate;
 static struct plan_row first_row; /* of the last step */
 static atomic_uint n_last_rows;
-static atomic_uint n_steps;
+static atomic_uint n_steps;  /* that are done */
+static atomic_uint n_flight; /* that are under way */
+static atomic_bool runs_ahead;
+static atomic_uint n_picked; /* steps whose first token was left to the device */
+static atomic_uint n_waits;  /* plan_wait */
+static struct abi_best best[N_SLOTS][ABI_BEST_N];
 static _Atomic uint64_t adopted_scope; /* of the last Generate */
 
 int kv_open(struct kv *kv, struct err *ret_err, uint32_t *ret_slot)
@@ -234,33 +240,70 @@ int archive_restore(struct engine *e, struct message *m, struct err *ret_err)
 	return archive_save(e, m, ret_err);
 }
 
-int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
-	uint32_t n_want, struct err *ret_err, const float **ret_logits)
+/* It is computed when it is finished. */
+int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
+	uint32_t n_want, struct err *ret_err)
 {
 	(void)p;
 	(void)want;
 	(void)ret_err;
 	assert_true(n_rows <= N_ROWS && n_want <= N_SLOTS);
-	if (is_gated)
-		sem_wait(&gate);
+	assert_true(n_flight <= runs_ahead);
+	if (rows[0].token & PLAN_PICKED)
+		n_picked++;
 	first_row = rows[0];
 	n_last_rows = n_rows;
+	n_flight++;
+	return 0;
+}
+
+int plan_finish(struct plan *p, struct err *ret_err)
+{
+	(void)p;
+	(void)ret_err;
+	assert_true(n_flight > 0);
+	n_flight--;
+	if (is_gated)
+		sem_wait(&gate);
 	n_steps++;
 	if (is_step_spilling)
 		has_spilled = true;
 	if (step_result)
 		return step_result;
-	for (uint32_t i = 0; i < n_want; i++)
+	for (uint32_t i = 0; i < N_SLOTS; i++) {
 		for (uint32_t t = 0; t < N_VOCAB; t++)
 			logits[i][t] = t == next_token;
-	assert_null(ret_logits);
+		best[i][0] = (struct abi_best){.logit = 1, .index = next_token};
+		best[i][1].index = ABI_BEST_NONE;
+	}
 	return 0;
+}
+
+int plan_wait(struct plan *p, struct err *ret_err)
+{
+	(void)p;
+	(void)ret_err;
+	n_waits++;
+	return 0;
+}
+
+uint32_t plan_get_n_flight(const struct plan *p)
+{
+	(void)p;
+	return n_flight;
+}
+
+bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows)
+{
+	(void)p;
+	assert_in_range(n_rows, 1, N_SLOTS);
+	return runs_ahead;
 }
 
 const struct abi_best *plan_get_best(const struct plan *p)
 {
 	(void)p;
-	return NULL;
+	return runs_ahead ? best[0] : NULL;
 }
 
 int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logits)

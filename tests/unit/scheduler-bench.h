@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "shaders/abi.h"
 #include "workerd/logprob.h"
 #include "workerd/message.h"
 #include "workerd/scheduler.h"
@@ -38,8 +39,16 @@ struct fake {
 	uint32_t n_reserved[N_SESSIONS];
 	uint32_t n_computed[N_SESSIONS];
 	uint32_t kv[N_SESSIONS][N_CTX];
-	float logits[N_SESSIONS][N_VOCAB];
-	uint32_t n_steps;
+	/* Of the steps that are under way, or finished last: two, in turn. */
+	float logits[2][N_SESSIONS][N_VOCAB];
+	struct abi_best best[2][N_SESSIONS][ABI_BEST_N];
+	uint32_t n_wanted[2];
+	uint32_t n_steps; /* submitted */
+	uint32_t n_finished_steps;
+	uint32_t n_ahead;  /* of those, submitted while another was under way */
+	bool runs_ahead;   /* where the scheduler likes */
+	uint32_t misleads; /* every so-many-th token that is picked is another; 0: none */
+	uint32_t n_picked;
 	uint32_t n_slot_rows[N_SESSIONS]; /* of the last step */
 	int step_error;                   /* the next step fails */
 	struct {
@@ -48,7 +57,8 @@ struct fake {
 		uint32_t tokens[N_CTX];
 	} published[MAX_PUBLISHED]; /* every beginning that was */
 	uint32_t n_published;
-	uint32_t no_pages_slot; /* reserve of it fails; N_SESSIONS: none */
+	uint32_t no_pages_slot;     /* reserve of it fails; N_SESSIONS: none */
+	uint32_t n_spared_reserves; /* that do not, yet */
 	/* what came out, of one client request id each */
 	uint32_t n_tokens[16];
 	uint32_t tokens[16][N_CTX];
@@ -158,7 +168,9 @@ static inline int fake_reserve(
 {
 	struct fake *f = userdata;
 
-	if (slot == f->no_pages_slot)
+	if (f->n_spared_reserves)
+		f->n_spared_reserves--;
+	else if (slot == f->no_pages_slot)
 		return err_set(ret_err, ENOSPC, "kv: 1 more pages asked, 0 of 8 are free");
 	assert_true(n_tokens <= N_CTX);
 	if (f->n_reserved[slot] < n_tokens)
@@ -166,10 +178,24 @@ static inline int fake_reserve(
 	return 0;
 }
 
-static inline int fake_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
-	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
+/* What the device picks is the first; where it is misled, the host picks the second. */
+static inline void fake_pick(struct fake *f, uint32_t lane, uint32_t i, uint32_t next)
+{
+	struct abi_best *best = f->best[lane][i];
+	uint32_t n = 0;
+
+	if (f->misleads && ++f->n_picked % f->misleads == 0)
+		best[n++] = (struct abi_best){.logit = 1, .index = (next + 1) % (N_VOCAB - 1)};
+	best[n++] = (struct abi_best){.logit = 2, .index = next};
+	for (; n < ABI_BEST_N; n++)
+		best[n].index = ABI_BEST_NONE;
+}
+
+static inline int fake_submit(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+	const uint32_t *want, uint32_t n_want, struct err *ret_err)
 {
 	struct fake *f = userdata;
+	uint32_t lane = f->n_steps % 2;
 	bool is_seen[N_SESSIONS] = {false};
 	uint32_t k = 0;
 
@@ -177,7 +203,10 @@ static inline int fake_step(void *userdata, const struct plan_row *rows, uint32_
 		return err_set(ret_err, -f->step_error, "the device is on fire");
 	assert_in_range(n_rows, 1, N_ROWS);
 	assert_true(n_want <= N_SESSIONS);
+	assert_in_range(f->n_steps - f->n_finished_steps, 0, f->runs_ahead);
+	f->n_ahead += f->n_steps > f->n_finished_steps;
 	f->n_steps++;
+	f->n_wanted[lane] = n_want;
 	memset(f->n_slot_rows, 0, sizeof(f->n_slot_rows));
 	for (uint32_t i = 0; i < n_rows; i++) {
 		uint32_t slot = rows[i].slot;
@@ -192,7 +221,12 @@ static inline int fake_step(void *userdata, const struct plan_row *rows, uint32_
 		assert_true(f->is_open[slot]);
 		assert_true(rows[i].position <= f->n_computed[slot]);
 		assert_true(rows[i].position < f->n_reserved[slot]);
-		f->kv[slot][rows[i].position] = rows[i].token;
+		uint32_t token = rows[i].token;
+		if (token & PLAN_PICKED) {
+			assert_in_range(token & ~PLAN_PICKED, 0, f->n_wanted[!lane] - 1);
+			token = f->best[!lane][token & ~PLAN_PICKED][0].index;
+		}
+		f->kv[slot][rows[i].position] = token;
 		if (f->n_computed[slot] == rows[i].position)
 			f->n_computed[slot]++;
 		f->n_slot_rows[slot]++;
@@ -200,13 +234,51 @@ static inline int fake_step(void *userdata, const struct plan_row *rows, uint32_
 			uint32_t next = fake_next(f->kv[slot], rows[i].position + 1);
 
 			for (uint32_t t = 0; t < N_VOCAB; t++)
-				f->logits[k][t] = t == next ? 2 : t % 8 == next % 8 ? 1 : 0;
+				f->logits[lane][k][t] = t == next ? 2 : t % 8 == next % 8 ? 1 : 0;
+			fake_pick(f, lane, k, next);
 			k++;
 		}
 	}
 	assert_int_equal(k, n_want);
-	*ret_logits = n_want ? f->logits[0] : NULL;
 	return 0;
+}
+
+static inline int fake_finish(void *userdata, struct err *ret_err, const float **ret_logits)
+{
+	struct fake *f = userdata;
+	uint32_t lane = f->n_finished_steps % 2;
+
+	(void)ret_err;
+	assert_true(f->n_finished_steps < f->n_steps);
+	f->n_finished_steps++;
+	if (!f->runs_ahead)
+		*ret_logits = f->n_wanted[lane] ? f->logits[lane][0] : NULL;
+	return 0;
+}
+
+/* Of the step that was finished last, whatever is under way. */
+static inline int fake_get_logits(void *userdata, struct err *ret_err, const float **ret_logits)
+{
+	struct fake *f = userdata;
+
+	(void)ret_err;
+	*ret_logits = f->logits[(f->n_finished_steps - 1) % 2][0];
+	return 0;
+}
+
+static inline const struct abi_best *fake_get_best(void *userdata)
+{
+	struct fake *f = userdata;
+
+	return f->best[(f->n_finished_steps - 1) % 2][0];
+}
+
+static inline bool fake_may_run_ahead(void *userdata, uint32_t n_rows)
+{
+	const struct fake *f = userdata;
+
+	assert_in_range(n_rows, 1, N_SESSIONS);
+	return f->runs_ahead;
 }
 
 /* Token t is the letter 'A' + t % 26; the end token is no text. */
@@ -221,24 +293,32 @@ static inline bool fake_get_text(
 	return token == END_TOKEN;
 }
 
+/* Completions behind the first are as requests of the ids behind its own. */
+static inline uint64_t fake_id(const struct message *generate)
+{
+	return generate->id + generate->generate.finished.index;
+}
+
 static inline void fake_token(void *userdata, const struct message *generate, uint32_t token,
 	const char *bytes, uint32_t n_bytes, const struct logprob_list *probs)
 {
 	struct fake *f = userdata;
 
+	uint64_t id = fake_id(generate);
+
 	assert_true(!probs == !generate->generate.n_logprobs);
 	if (probs)
-		f->probs[generate->id][f->n_tokens[generate->id]] = *probs;
-	f->tokens[generate->id][f->n_tokens[generate->id]++] = token;
-	strncat(f->text[generate->id], bytes, n_bytes);
+		f->probs[id][f->n_tokens[id]] = *probs;
+	f->tokens[id][f->n_tokens[id]++] = token;
+	strncat(f->text[id], bytes, n_bytes);
 }
 
 static inline void fake_finished(void *userdata, struct message *generate)
 {
 	struct fake *f = userdata;
 
-	assert_null(f->finished[generate->id]);
-	f->finished[generate->id] = generate;
+	assert_null(f->finished[fake_id(generate)]);
+	f->finished[fake_id(generate)] = generate;
 }
 
 static struct fake fake;
@@ -259,7 +339,11 @@ static inline struct scheduler *new_scheduler(void)
 		.publish = fake_publish,
 		.reserve = fake_reserve,
 		.truncate = fake_truncate,
-		.step = fake_step,
+		.submit = fake_submit,
+		.finish = fake_finish,
+		.may_run_ahead = fake_may_run_ahead,
+		.get_best = fake_get_best,
+		.get_logits = fake_get_logits,
 		.get_text = fake_get_text,
 		.token = fake_token,
 		.finished = fake_finished};

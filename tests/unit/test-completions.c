@@ -104,8 +104,8 @@ static void fake_truncate(void *userdata, uint32_t slot, uint32_t n_tokens)
 		fake.n_kv[slot] = n_tokens;
 }
 
-static int fake_step(void *userdata, const struct plan_row *rows, uint32_t n_rows,
-	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
+static int fake_submit(void *userdata, const struct plan_row *rows, uint32_t n_rows,
+	const uint32_t *want, uint32_t n_want, struct err *ret_err)
 {
 	uint32_t k = 0;
 
@@ -126,6 +126,13 @@ static int fake_step(void *userdata, const struct plan_row *rows, uint32_t n_row
 		k++;
 	}
 	assert_int_equal(k, n_want);
+	return 0;
+}
+
+static int fake_finish(void *userdata, struct err *ret_err, const float **ret_logits)
+{
+	(void)userdata;
+	(void)ret_err;
 	*ret_logits = fake.logits[0];
 	return 0;
 }
@@ -191,7 +198,8 @@ static struct scheduler *new_scheduler(void)
 		.publish = fake_publish,
 		.reserve = fake_reserve,
 		.truncate = fake_truncate,
-		.step = fake_step,
+		.submit = fake_submit,
+		.finish = fake_finish,
 		.get_text = fake_get_text,
 		.token = fake_token,
 		.finished = fake_finished};

@@ -18,6 +18,7 @@ enum { N_CTX = 50, N_ROWS = 7, N_VOCAB = 61, N_GENERATED = 150, N_PROMPT = 30 };
 static uint32_t kv[N_CTX];
 static uint32_t n_reserved, n_computed; /* positions */
 static float logits[N_VOCAB];
+static bool has_logits;
 static uint32_t tokens[N_GENERATED], n_tokens;
 static struct message *finished;
 
@@ -62,7 +63,7 @@ static int reserve(void *userdata, uint32_t slot, uint32_t n, struct err *ret_er
 }
 
 static int compute(void *userdata, const struct plan_row *rows, uint32_t n_rows,
-	const uint32_t *want, uint32_t n_want, struct err *ret_err, const float **ret_logits)
+	const uint32_t *want, uint32_t n_want, struct err *ret_err)
 {
 	(void)userdata;
 	(void)ret_err;
@@ -75,7 +76,15 @@ static int compute(void *userdata, const struct plan_row *rows, uint32_t n_rows,
 	assert_true(n_want == 0 || want[0] == n_rows - 1);
 	memset(logits, 0, sizeof(logits));
 	logits[choose(kv, n_computed)] = 1;
-	*ret_logits = n_want ? logits : NULL;
+	has_logits = n_want > 0;
+	return 0;
+}
+
+static int finish(void *userdata, struct err *ret_err, const float **ret_logits)
+{
+	(void)userdata;
+	(void)ret_err;
+	*ret_logits = has_logits ? logits : NULL;
 	return 0;
 }
 
@@ -137,7 +146,8 @@ static const struct scheduler_backend backend = {
 	.close = close_slot,
 	.reserve = reserve,
 	.truncate = truncate_slot,
-	.step = compute,
+	.submit = compute,
+	.finish = finish,
 	.get_text = get_text,
 	.token = take_token,
 	.finished = take_finished,
