@@ -54,15 +54,16 @@ float float_of(uint key)
 }
 
 uint row;
-uint first; /* of the part */
+uint first; /* of the part; what is there can be read also where the part is empty */
 
 uint n_items()
 {
 #if defined(BEST_PARTS)
 	uint n_part = (push.n + push.n_parts - 1) / push.n_parts;
 
-	first = gl_WorkGroupID.x * n_part;
-	return first < push.n ? min(n_part, push.n - first) : 0;
+	uint at = gl_WorkGroupID.x * n_part;
+	first = min(at, push.n - 1);
+	return at < push.n ? min(n_part, push.n - at) : 0;
 #else
 	return push.n_parts * ABI_BEST_N;
 #endif
@@ -75,8 +76,9 @@ void load(uint i, out uint key, out uint index)
 	index = first + i;
 #else
 	uvec2 at = address_at(push.parts, row, push.n_parts * ABI_BEST_N * 8);
-	index = Bests(at).at[i].index;
-	key = index == ABI_BEST_NONE ? 0 : key_of(Bests(at).at[i].logit);
+	abi_best best = Bests(at).at[i];
+	index = best.index;
+	key = index == ABI_BEST_NONE ? 0 : key_of(best.logit);
 #endif
 }
 
@@ -85,13 +87,13 @@ uint local_id()
 	return gl_LocalInvocationID.x;
 }
 
+/* All loads are under way before the first is waited for: no branch is between them. */
 void hold_keys(uint n)
 {
 	[[unroll]] for (uint h = 0; h < N_HELD; h++) {
 		uint i = h * LOCAL_SIZE + local_id(), index;
-		held_keys[h] = 0;
-		if (i < n)
-			load(i, held_keys[h], index);
+		load(min(i, max(n, 1) - 1), held_keys[h], index);
+		held_keys[h] = i < n ? held_keys[h] : 0;
 	}
 }
 
@@ -184,10 +186,15 @@ void select()
 	if (local_id() == 0)
 		n_taken = 0;
 	barrier();
-	for (uint i = local_id(); i < n; i += LOCAL_SIZE) {
-		uint key, index;
+	uint least = max(is_crowded ? last + 1 : last, 1), key, index;
+	[[unroll]] for (uint h = 0; h < N_HELD; h++)
+		if (held_keys[h] >= least) {
+			load(h * LOCAL_SIZE + local_id(), key, index);
+			take(key, index);
+		}
+	for (uint i = N_HELD * LOCAL_SIZE + local_id(); i < n; i += LOCAL_SIZE) {
 		load(i, key, index);
-		if (key != 0 && (key > last || (key == last && !is_crowded)))
+		if (key >= least)
 			take(key, index);
 	}
 	barrier();
@@ -213,9 +220,10 @@ uint rank(uint i)
 {
 	uint n = 0;
 
-	for (uint k = 0; k < n_taken; k++)
-		if (taken_key[k] > taken_key[i] ||
-			(taken_key[k] == taken_key[i] && taken_index[k] < taken_index[i]))
+	[[unroll]] for (uint k = 0; k < ABI_BEST_N; k++)
+		if (k < n_taken && (taken_key[k] > taken_key[i] ||
+					   (taken_key[k] == taken_key[i] &&
+						   taken_index[k] < taken_index[i])))
 			n++;
 	return n;
 }
