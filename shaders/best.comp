@@ -25,6 +25,7 @@ layout(push_constant, std430) uniform Push
 };
 
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Bests { abi_best at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer PairsOut { uvec2 at[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer WordsOut { uint at[]; };
 
 const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
@@ -36,6 +37,7 @@ shared uint n_taken;
 shared uint lowest;
 shared uint taken_key[ABI_BEST_N];
 shared uint taken_index[ABI_BEST_N];
+shared uvec2 results[ABI_BEST_N];
 
 /* Unsigned numbers in the order of the floats, and 0 for what is not finite. */
 uint key_of(float v)
@@ -203,18 +205,6 @@ void select()
 	barrier();
 }
 
-void store(uint at, uint i)
-{
-#if defined(BEST_PARTS)
-	uvec2 y = address_at(push.parts, row * push.n_parts + gl_WorkGroupID.x, ABI_BEST_N * 8);
-#else
-	uvec2 y = address_at(push.y, row, ABI_BEST_N * 8);
-#endif
-	bool is_one = i < n_taken;
-	Bests(y).at[at].logit = is_one ? float_of(taken_key[i]) : 0.0;
-	Bests(y).at[at].index = is_one ? taken_index[i] : ABI_BEST_NONE;
-}
-
 /* How many of those taken are better than i. */
 uint rank(uint i)
 {
@@ -228,20 +218,33 @@ uint rank(uint i)
 	return n;
 }
 
+/* Of the i-th taken, its float's bits and index, as struct abi_best. */
+uvec2 result_of(uint i)
+{
+	return i < n_taken ? uvec2(floatBitsToUint(float_of(taken_key[i])), taken_index[i])
+			   : uvec2(0, ABI_BEST_NONE);
+}
+
 void main()
 {
 	row = gl_WorkGroupID.y;
 	if (row >= Words(push.m).at[0])
 		return;
 	select();
-	for (uint i = local_id(); i < ABI_BEST_N; i += LOCAL_SIZE) {
 #if defined(BEST_PARTS)
-		store(i, i);
+	PairsOut y = PairsOut(
+		address_at(push.parts, row * push.n_parts + gl_WorkGroupID.x, ABI_BEST_N * 8));
+	for (uint i = local_id(); i < ABI_BEST_N; i += LOCAL_SIZE)
+		y.at[i] = result_of(i);
 #else
-		uint at = i < n_taken ? rank(i) : i;
-		store(at, i);
-		if (at == 0 && push.picked != uvec2(0))
-			WordsOut(push.picked).at[row] = i < n_taken ? taken_index[i] : 0;
+	/* Sorted here, as y may be memory of the host: that takes few long writes, not many short ones. */
+	PairsOut y = PairsOut(address_at(push.y, row, ABI_BEST_N * 8));
+	for (uint i = local_id(); i < ABI_BEST_N; i += LOCAL_SIZE)
+		results[i < n_taken ? rank(i) : i] = result_of(i);
+	barrier();
+	for (uint i = local_id(); i < ABI_BEST_N; i += LOCAL_SIZE)
+		y.at[i] = results[i];
+	if (local_id() == 0 && push.picked != uvec2(0))
+		WordsOut(push.picked).at[row] = n_taken > 0 ? results[0].y : 0;
 #endif
-	}
 }
