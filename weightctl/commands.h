@@ -26,6 +26,7 @@ int must_check map_run(const struct options *o, struct err *ret_err);
 int must_check ask_run(const struct options *o, struct err *ret_err);
 int must_check chat_run(const struct options *o, struct err *ret_err);
 int must_check complete_run(const struct options *o, struct err *ret_err);
+int must_check make_model_run(const struct options *o, struct err *ret_err);
 int must_check inspect_run(const struct options *o, struct err *ret_err);
 int must_check tokenize_run(const struct options *o, struct err *ret_err);
 int must_check detokenize_run(const struct options *o, struct err *ret_err);

@@ -27,6 +27,7 @@ static const struct command commands[] = {
 	{"map", "NAME", 1, 1, map_run},
 	{"verify", "NAME", 1, 1, verify_run},
 	{"inspect", "FILE", 1, 1, inspect_run},
+	{"make-model", "SHAPE:TYPE and FILE", 2, 2, make_model_run},
 	{"ask", "TEXT", 1, 1, ask_run},
 	{"chat", "no argument", 0, 0, chat_run},
 	{"complete", "TEXT", 1, 1, complete_run},
@@ -64,6 +65,7 @@ static const char help[] =
 	"  map NAME            where every tensor of a model lives\n"
 	"  verify NAME         is every byte of a model still what was loaded? Else exit status 1\n"
 	"  inspect FILE        what a GGUF file holds, and whether it would load\n"
+	"  make-model S:T FILE a model of random weights, as bench --synthetic makes it; --seed\n"
 	"\n"
 	"Text, asked of a worker:\n"
 	"  ask TEXT            answer a question, through the model's chat template\n"
@@ -74,8 +76,9 @@ static const char help[] =
 	"  bench-memory        what the memory of its weights gives, beside plain copies, and how\n"
 	"                      fast they were loaded; generations wait meanwhile\n"
 	"  tune                measures how its matrix products are best cut on its device, and\n"
-	"                      keeps that on disk for this user's workers; takes minutes. With\n"
-	"                      -m or --synthetic a worker of its own, as bench's\n"
+	"                      keeps that on disk for this user's workers; a line for each, "
+	"within\n"
+	"                      a minute. With -m or --synthetic a worker of its own, as bench's\n"
 	"  bench               prompt and generation rates, of that worker or of workers and "
 	"models "
 	"of\n"

@@ -197,6 +197,28 @@ def test_a_file(site):
     check(f"| {os.path.basename(harness.MODEL)} |" in result.out, f"{result}")
 
 
+def test_make_model(site):
+    """The file is what bench makes in memory: the same for the same seed, and a model."""
+    paths = [os.path.join(site.dir, name) for name in ("a.gguf", "b.gguf", "c.gguf")]
+    for path, seed in zip(paths, (7, 7, 8)):
+        out = site.ctl("make-model", "tiny:q4_0", path, "--seed", seed).out
+        check(out.startswith(f"{path}: ") and out.endswith("iB\n"), out)
+    made = [open(path, "rb").read() for path in paths]
+    check(made[0] == made[1] != made[2], "bytes by seed")
+    check("would load" in site.ctl("inspect", paths[0]).out, "inspect")
+    result = site.ctl("bench", "-m", paths[0], "-p", 0, "-n", 2, "-r", 1)
+    check("| a.gguf |" in result.out, f"{result}")
+    found = site.ctl("make-model", "tiny:q4_0", os.path.join(site.dir, "d.gguf"), "--json").json()
+    check_equal(found["n_bytes"], len(made[0]), "bytes in JSON")
+    # What is there stays, and nothing half written is left.
+    refused = site.ctl("make-model", "tiny:q4_0", paths[0], status=1).err
+    check("File exists" in refused and open(paths[0], "rb").read() == made[0], refused)
+    nowhere = os.path.join(site.dir, "none", "e.gguf")
+    check("No such file" in site.ctl("make-model", "tiny:q4_0", nowhere, status=1).err, "nowhere")
+    check("tiny" in site.ctl("make-model", "huge:q4_0", nowhere, status=1).err, "shapes there are")
+    nothing_left(site)
+
+
 def test_refusals(site):
     text = os.path.join(site.dir, "text.gguf")
     with open(text, "wb") as f:
