@@ -20,7 +20,9 @@
 
 enum {
 	WARM_STEPS = 2, /* of generation: the second finds everything made */
-	/* A GPU that had nothing to do runs at a fraction of its clock, and takes a while to rise.
+	/*
+	 * A GPU that had nothing to do runs at a fraction of its clock, and takes a while to rise.
+	 * Behind the first pass: where kernels are compiled in that, the device waits.
 	 */
 	WARM_MS = 500,
 };
@@ -46,8 +48,8 @@ struct bencher {
 	enum state state;
 	enum pass pass;
 	uint64_t start_ns;
-	uint64_t begun_ns;    /* when the first pass, which nobody counts, began */
-	uint64_t n_warm_ns;   /* that it lasts at least; 0: once */
+	uint64_t made_ns;     /* end of the first pass, which nobody counts; 0: not yet */
+	uint64_t n_warm_ns;   /* that such passes go on then */
 	uint32_t n_slots;     /* that are open */
 	uint32_t *slots;      /* [n_sessions] */
 	struct plan_row *row; /* [n_rows] */
@@ -182,7 +184,6 @@ int bencher_begin(struct engine *e, struct message *m, struct err *ret_err)
 		.n_rows = e->stack->chunk.n_rows,
 		.state = STATE_DEPTH,
 		.pass = PASS_WARM,
-		.begun_ns = clock_now_ns(),
 		.n_warm_ns = plan_is_software(e->stack->plan) ? 0 : WARM_MS * UINT64_C(1000000)};
 	r = allocate(b, ret_err);
 	if (!r)
@@ -407,7 +408,9 @@ static void finish_pass(struct engine *e, struct bencher *b)
 		kv_truncate(e->stack->kv, b->slots[i], b->n_depth);
 	switch (b->pass) {
 	case PASS_WARM:
-		if (b->n_warm_ns && clock_now_ns() - b->begun_ns < b->n_warm_ns)
+		if (!b->made_ns)
+			b->made_ns = clock_now_ns();
+		if (clock_now_ns() - b->made_ns < b->n_warm_ns)
 			begin_pass(e, b);
 		else
 			answer(e, b);

@@ -46,7 +46,9 @@ static atomic_uint next_token; /* that each step makes the largest */
 static atomic_uint n_cache_saves;
 /* Under --fail-on-spill: the next step's memory will spill, and it has. */
 static atomic_bool is_step_spilling, has_spilled;
-static atomic_bool is_gated; /* a step waits for gate */
+static atomic_bool is_gated;      /* a step waits for gate */
+static atomic_uint first_step_us; /* that the first step takes longer */
+static atomic_bool is_gpu;
 static sem_t gate;
 static struct plan_row first_row; /* of the last step */
 static atomic_uint n_last_rows;
@@ -251,6 +253,8 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 	assert_true(n_flight <= runs_ahead);
 	if (rows[0].token & PLAN_PICKED)
 		n_picked++;
+	if (n_steps == 0)
+		usleep(first_step_us);
 	first_row = rows[0];
 	n_last_rows = n_rows;
 	n_flight++;
@@ -317,7 +321,7 @@ int plan_get_logits(struct plan *p, struct err *ret_err, const float **ret_logit
 bool plan_is_software(const struct plan *p)
 {
 	(void)p;
-	return true;
+	return !is_gpu;
 }
 
 void plan_get_counters(const struct plan *p, struct plan_counters *ret_counters)

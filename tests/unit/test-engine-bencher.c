@@ -81,6 +81,25 @@ static void test_run(void **state)
 	bench_close(&b);
 }
 
+/* A GPU's clock rises while it computes, not while its compiler does: half a second behind that. */
+static void test_warm(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	is_gpu = true;
+	first_step_us = 600000;
+	n_steps = 0;
+	uint64_t start_ns = clock_now_ns();
+	message_free(call(&b, new_bench(&b, 1, 0, 0, 1)));
+	assert_true(clock_now_ns() - start_ns > 1100000000);
+	assert_true(n_steps > 2);
+	is_gpu = false;
+	first_step_us = 0;
+	bench_close(&b);
+}
+
 static void test_profile(void **state)
 {
 	struct bench b;
@@ -267,6 +286,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_run),
+		CASE(test_warm),
 		CASE(test_profile),
 		CASE(test_refusals),
 		CASE(test_disconnect),
