@@ -61,8 +61,8 @@ static int tell(
 	return r;
 }
 
-int worker_tune_run(struct worker_client *c, worker_tune_progress_fn progress, void *userdata,
-	struct err *ret_err, struct worker_tune_result *ret_result)
+int worker_tune_run(struct worker_client *c, uint32_t max_seconds, worker_tune_progress_fn progress,
+	void *userdata, struct err *ret_err, struct worker_tune_result *ret_result)
 {
 	struct worker_link *link = worker_client_get_link(c);
 	Wk__Reply *reply = NULL;
@@ -71,6 +71,7 @@ int worker_tune_run(struct worker_client *c, worker_tune_progress_fn progress, v
 	bool is_done = false;
 
 	m.progress = progress != NULL;
+	m.max_seconds = max_seconds;
 	request.body_case = WK__REQUEST__BODY_TUNE;
 	request.tune = &m;
 	int r = worker_link_send(link, &request, ret_err);

@@ -38,11 +38,12 @@ typedef void (*worker_tune_progress_fn)(
 	void *userdata, const struct worker_tune_row *row, uint32_t n_done, uint32_t n_products);
 
 /*
- * Blocks while it measures, up to a minute or so; progress (may be NULL) is called meanwhile. The
- * worker's refusal.
+ * Blocks while it measures, for max_seconds of that (0: what the worker thinks right); progress
+ * (may be NULL) is called meanwhile. The worker's refusal.
  */
-int must_check worker_tune_run(struct worker_client *c, worker_tune_progress_fn progress,
-	void *userdata, struct err *ret_err, struct worker_tune_result *ret_result);
+int must_check worker_tune_run(struct worker_client *c, uint32_t max_seconds,
+	worker_tune_progress_fn progress, void *userdata, struct err *ret_err,
+	struct worker_tune_result *ret_result);
 void worker_tune_fini(struct worker_tune_result *result);
 
 #endif

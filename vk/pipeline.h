@@ -6,6 +6,7 @@
  * One compute pipeline: a kernel with its specialization constants. There are no descriptor sets;
  * a kernel gets at most 128 bytes of push constants with device addresses in them.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -23,6 +24,7 @@ struct vk_pipeline_params {
 	uint32_t n_push_bytes;
 	uint32_t n_spec; /* constant_id i gets spec[i] */
 	uint32_t spec[VK_PIPELINE_MAX_SPEC];
+	bool is_trial; /* it is not for the device's cache, as what is only measured */
 };
 
 /*

@@ -75,7 +75,8 @@ int tune_ask(const struct options *o, const char *socket, struct err *ret_err)
 		printf("%7s %5s %10s %10s %6s  %s\n", "", "ROWS", "DEFAULT us", "BEST us", "GAIN",
 			"PRODUCT: CUT");
 	if (!r)
-		r = worker_tune_run(c, o->json ? NULL : print_row, NULL, ret_err, &result);
+		r = worker_tune_run(c, o->has_timeout ? o->timeout_s : 0,
+			o->json ? NULL : print_row, NULL, ret_err, &result);
 	worker_client_free(c);
 	if (!r && o->json)
 		r = output_json(to_json(&result));

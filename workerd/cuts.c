@@ -44,9 +44,6 @@ enum {
 	/* Pipelines are kept for other rows, which mostly need the same, as long as there is room.
 	 */
 	MAX_PIPELINES = OP_POOL_MAX_PIPELINES / 2,
-	/* What is not measured then stays as it is; the rows that matter most come first. */
-	MAX_SECONDS = 45,
-	SOFTWARE_MAX_SECONDS = 600,
 };
 
 /* One run of a command; of fewer ops where they take longer. */
@@ -182,7 +179,6 @@ struct cuts {
 	uint32_t row;
 	uint32_t next;     /* cut of the row: 0 the ops' own, then those of the list */
 	uint32_t prepared; /* of them: up to here there are pipelines */
-	uint64_t spent_ns;
 	uint32_t n_rows;
 	struct cuts_row rows[MAX_ROWS];
 	struct work works[MAX_ROWS];
@@ -266,6 +262,15 @@ static void collect(struct cuts *c)
 		collect_rows(c, n);
 }
 
+static int renew_pool(struct cuts *c, struct err *ret_err)
+{
+	c->pool = op_pool_free(c->pool);
+	int r = op_pool_new(c->params.device, ret_err, &c->pool);
+	if (!r)
+		op_pool_set_trial(c->pool);
+	return r;
+}
+
 int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts **ret_cuts)
 {
 	const struct vk_memory_params memory = {
@@ -283,7 +288,7 @@ int cuts_new(const struct cuts_params *params, struct err *ret_err, struct cuts 
 	if (!c->tuning)
 		r = err_set(ret_err, ENOMEM, "tuning: no memory");
 	if (!r)
-		r = op_pool_new(params->device, ret_err, &c->pool);
+		r = renew_pool(c, ret_err);
 	if (!r)
 		r = stopwatch_new(params->device, ret_err, &c->watch);
 	if (!r)
@@ -520,7 +525,10 @@ static void prepare(struct cuts *c)
 		(void)make_command(c, next == 1 ? NULL : &choice, &e, &command);
 		vk_command_free(command);
 	}
+	uint64_t start_ns = clock_now_ns();
 	op_pool_make(c->pool);
+	log_debug("tuning: %u pipelines, the last of them made in %.1f ms", op_pool_count(c->pool),
+		(double)(clock_now_ns() - start_ns) / 1e6);
 	c->prepared = next;
 }
 
@@ -541,8 +549,7 @@ static int finish_row(struct cuts *c, struct err *ret_err)
 	c->next = c->prepared = 0;
 	if (op_pool_count(c->pool) <= MAX_PIPELINES)
 		return 0;
-	c->pool = op_pool_free(c->pool);
-	return op_pool_new(c->params.device, ret_err, &c->pool);
+	return renew_pool(c, ret_err);
 }
 
 static void log_cut(
@@ -602,20 +609,12 @@ static int measure(struct cuts *c, const struct tuning_choice *choice, struct er
 int cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done)
 {
 	struct tuning_choice choice;
-	uint64_t start_ns = clock_now_ns();
-	int r = 0;
-
-	uint64_t max_seconds = c->is_software ? SOFTWARE_MAX_SECONDS : MAX_SECONDS;
-
-	*ret_is_done = c->row == c->n_rows || c->spent_ns > max_seconds * UINT64_C(1000000000);
+	*ret_is_done = c->row == c->n_rows;
 	if (*ret_is_done)
 		return 0;
 	if (!advance(c, &choice))
-		r = finish_row(c, ret_err);
-	else
-		r = c->next == 1 ? measure_own(c, ret_err) : measure(c, &choice, ret_err);
-	c->spent_ns += clock_now_ns() - start_ns;
-	return r;
+		return finish_row(c, ret_err);
+	return c->next == 1 ? measure_own(c, ret_err) : measure(c, &choice, ret_err);
 }
 
 uint32_t cuts_count(const struct cuts *c)

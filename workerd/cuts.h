@@ -47,7 +47,7 @@ struct cuts *cuts_free(struct cuts *c);
 /* Measures the next cut, or ends a row. Errors of the device, with ret_err. */
 int must_check cuts_step(struct cuts *c, struct err *ret_err, bool *ret_is_done);
 
-/* Rows that there are; where they take too long, the last ones are not measured. */
+/* Rows that there are, those that matter most first. */
 uint32_t cuts_count(const struct cuts *c);
 
 /* The rows that have been measured; until cuts_free. */

@@ -292,6 +292,7 @@ struct message_rates {
 /* See workerd/tuner.h. */
 struct message_tune {
 	bool has_progress;           /* MESSAGE_TUNING are wanted */
+	uint32_t max_seconds;        /* that it measures; 0: as long as is reasonable */
 	struct tuner_result *result; /* TUNE (answer), TUNING with one row; the message's */
 };
 

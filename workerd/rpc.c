@@ -268,7 +268,10 @@ static int rpc_decode_body(const Wk__Request *q, struct message *m, struct err *
 		m->bench_run.start_ns = q->bench_run->start_ns;
 		m->bench_run.is_profile = q->bench_run->profile;
 		return 0;
-	case MESSAGE_TUNE: m->tune.has_progress = q->tune->progress; return 0;
+	case MESSAGE_TUNE:
+		m->tune.has_progress = q->tune->progress;
+		m->tune.max_seconds = q->tune->max_seconds;
+		return 0;
 	case MESSAGE_STATUS:
 	case MESSAGE_BENCH_END:
 	case MESSAGE_BENCH_MEMORY: return 0;

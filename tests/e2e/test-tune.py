@@ -126,6 +126,19 @@ def test_beside_others(site):
     check_equal(site.ctl(*QUESTION, worker=worker).out, answer, "answer afterwards")
 
 
+def test_timeout(site):
+    """What is measured in the time is kept; the others stay as they are, and it says so."""
+    own_cache(site)
+    site.weightd({"demo": harness.MODEL})
+    worker = site.worker("demo", FAST)
+    text = site.ctl("tune", "--timeout", 1, worker=worker).out
+    found = re.search(r"^(\d+) of (\d+) products in [0-9.]+ s, .*kept on disk\nthe others would take",
+                      text, re.M)
+    check(found and 0 < int(found[1]) < int(found[2]), text)
+    other = site.worker("demo", FAST)
+    check_equal(loaded(other)[-1], (found[1], "0"), "choices loaded")
+
+
 def measured(worker):
     """What has been measured, as the log has it: (product, rows, cut)."""
     return re.findall(r"tuning: (.+) of (\d+) rows: (matvec .+|matrix .+): \d+ ns", worker.log())

@@ -598,10 +598,11 @@ static void tells_of_a_tune(void **state)
 
 	(void)state;
 	tune.progress = true;
+	tune.max_seconds = 9;
 	q.body_case = WK__REQUEST__BODY_TUNE;
 	q.tune = &tune;
 	struct message *request = decode_bench(&q);
-	assert_true(request->tune.has_progress);
+	assert_true(request->tune.has_progress && request->tune.max_seconds == 9);
 	struct message *m = message_new_for(MESSAGE_TUNING, request, 0);
 	assert_non_null(m);
 	struct tuner_result *t = calloc(1, sizeof(*t) + sizeof(t->rows[0]));

@@ -147,17 +147,17 @@ static void tunes_with_progress(void **state)
 	for (tuning.n_done = 1; tuning.n_done <= 2; tuning.n_done++)
 		worker_peer_reply(2, WK__REPLY__BODY_TUNING, &tuning);
 	worker_peer_reply(2, WK__REPLY__BODY_TUNED, &tuned);
-	assert_int_equal(worker_tune_run(c, take_row, &n_told, &e, &got), 0);
+	assert_int_equal(worker_tune_run(c, 9, take_row, &n_told, &e, &got), 0);
 	assert_int_equal(n_told, 2);
 	worker_tune_fini(&got);
 	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TUNE);
-	assert_true(r->tune->progress);
+	assert_true(r->tune->progress && r->tune->max_seconds == 9);
 	wk__request__free_unpacked(r, NULL);
 	worker_peer_reply(3, WK__REPLY__BODY_TUNING, &tuning);
-	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, 0, NULL, NULL, &e, &got), -EPROTO);
 	tuning.row = NULL;
 	worker_peer_reply(4, WK__REPLY__BODY_TUNING, &tuning);
-	assert_int_equal(worker_tune_run(c, take_row, &n_told, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, 9, take_row, &n_told, &e, &got), -EPROTO);
 	assert_int_equal(n_told, 2);
 	worker_peer_close_client(c);
 }
@@ -186,7 +186,7 @@ static void tunes(void **state)
 	tuned.n_rows = 2;
 	tuned.rows = list;
 	worker_peer_reply(2, WK__REPLY__BODY_TUNED, &tuned);
-	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), 0);
+	assert_int_equal(worker_tune_run(c, 0, NULL, NULL, &e, &got), 0);
 	assert_true(got.ns == 11 && got.is_saved && got.n_rows == 2 && got.n_products == 3);
 	assert_string_equal(got.rows[0].op, "");
 	assert_string_equal(got.rows[1].op, "q4_K 8 x 64");
@@ -195,16 +195,16 @@ static void tunes(void **state)
 		got.rows[1].n_rows == 4 && got.rows[1].default_ns == 9 && got.rows[1].best_ns == 7);
 	worker_tune_fini(&got);
 	Wk__Request *r = worker_peer_take(2, WK__REQUEST__BODY_TUNE);
-	assert_false(r->tune->progress);
+	assert_true(!r->tune->progress && r->tune->max_seconds == 0);
 	wk__request__free_unpacked(r, NULL);
 	memset(text, 'x', sizeof(text));
 	text[WORKER_TUNE_TEXT_BYTES] = '\0';
 	rows[0].choice = text;
 	worker_peer_reply(3, WK__REPLY__BODY_TUNED, &tuned);
-	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, 0, NULL, NULL, &e, &got), -EPROTO);
 	assert_null(got.rows);
 	worker_peer_reply(4, WK__REPLY__BODY_DONE, &done);
-	assert_int_equal(worker_tune_run(c, NULL, NULL, &e, &got), -EPROTO);
+	assert_int_equal(worker_tune_run(c, 0, NULL, NULL, &e, &got), -EPROTO);
 	worker_peer_close_client(c);
 }
 

@@ -23,6 +23,7 @@ struct op_pool {
 	op_pool_watch_fn watch;
 	void *watch_userdata;
 	const struct tuning *tuning;
+	bool is_trial;
 	bool is_gathering;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
@@ -132,6 +133,7 @@ static int make(struct op_pool *pool, struct op_pool_entry *entry, struct err *r
 		.n_spec = ABI_SPEC_KERNEL + kernel->n_spec,
 		.spec = {[ABI_SPEC_LOCAL_SIZE] = pool->info->subgroup_size * kernel->n_subgroups,
 			[ABI_SPEC_SUBGROUP] = pool->info->subgroup_size},
+		.is_trial = pool->is_trial,
 	};
 
 	if (entry->pipeline)
@@ -139,6 +141,11 @@ static int make(struct op_pool *pool, struct op_pool_entry *entry, struct err *r
 	memcpy(params.spec + ABI_SPEC_KERNEL, kernel->spec,
 		kernel->n_spec * sizeof(kernel->spec[0]));
 	return vk_pipeline_new(pool->d, &params, ret_err, &entry->pipeline);
+}
+
+void op_pool_set_trial(struct op_pool *pool)
+{
+	pool->is_trial = true;
 }
 
 void op_pool_gather(struct op_pool *pool)

@@ -66,6 +66,9 @@ int must_check op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
 	const struct op_pool_kernel *kernel, const void *push, uint32_t n_subgroups_x, uint32_t n_y,
 	struct err *ret_err);
 
+/* What it makes from now on is to be measured, and most of it never seen again. */
+void op_pool_set_trial(struct op_pool *pool);
+
 /*
  * Until op_pool_make, what is dispatched is not recorded but remembered; then the pipelines of all
  * of it that are not there yet are made by several threads. A driver's compiler takes a tenth of a
