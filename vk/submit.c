@@ -16,6 +16,9 @@
  */
 enum { POLL_NS = 50 * 1000 };
 
+/* How long before and behind the time at which it is due. A timer fires within some 60 us. */
+enum { DUE_BEFORE_NS = 150 * 1000, DUE_BEHIND_NS = 350 * 1000 };
+
 static int refuse_lost(struct err *ret_err)
 {
 	(void)err_set(ret_err, EIO, "submit: the device is lost");
@@ -205,4 +208,26 @@ int vk_submit_wait(struct vk_device *d, uint64_t ticket, uint64_t timeout_ns)
 	if (r != VK_SUCCESS)
 		return vk_result_code(r);
 	return vk_submit_is_done(d, ticket) ? 0 : VK_DEVICE_LOST;
+}
+
+int vk_submit_wait_due(struct vk_device *d, uint64_t ticket, uint64_t due_ns)
+{
+	const struct vk_queue_state *q = get_queue(d, ticket);
+	uint64_t now = now_ns(), nap_ns = due_ns - DUE_BEFORE_NS;
+
+	if (get_value(ticket) > q->last)
+		return -EINVAL;
+	if (d->info.is_software || due_ns < now || vk_submit_is_done(d, ticket))
+		return vk_submit_wait(d, ticket, UINT64_MAX);
+	if (due_ns - now > DUE_BEFORE_NS) {
+		const struct timespec at = {
+			(time_t)(nap_ns / 1000000000), (long)(nap_ns % 1000000000)};
+
+		/* A signal that ends it makes it poll for longer. */
+		(void)clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+	}
+	while (now_ns() < due_ns + DUE_BEHIND_NS && !d->is_lost)
+		if (vk_submit_is_done(d, ticket))
+			return 0;
+	return vk_submit_wait(d, ticket, UINT64_MAX);
 }

@@ -51,6 +51,13 @@ int must_check vk_submit_on(struct vk_device *d, enum vk_queue queue,
  */
 int must_check vk_submit_wait(struct vk_device *d, uint64_t ticket, uint64_t timeout_ns);
 
+/*
+ * Waits for ever for what is expected to be done at due_ns (CLOCK_MONOTONIC): sleeps until shortly
+ * before, polls around it, and sleeps again where it takes much longer. So nobody hears of it late,
+ * and the processor is free for most of the time. Errors as vk_submit_wait.
+ */
+int must_check vk_submit_wait_due(struct vk_device *d, uint64_t ticket, uint64_t due_ns);
+
 /* Has the ticket been reached? False too after device loss: wait says so. */
 bool vk_submit_is_done(struct vk_device *d, uint64_t ticket);
 

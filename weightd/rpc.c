@@ -13,12 +13,14 @@
 #include "weightd/access.h"
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
+#include "weightd/batons.h"
 #include "weightd/leave.h"
 #include "weightd/peer.h"
 #include "weightd/publish.h"
 #include "weightd/registry.h"
 #include "weightd/restart.h"
 #include "weightd/resume.h"
+#include "weightd/rpc-packet.h"
 #include "weightd/rpc-prefix.h"
 #include "weightd/rpc-reply.h"
 #include "weightd/rpc-scan.h"
@@ -370,6 +372,26 @@ static int rpc_remove_prefix(const struct rpc_call *call, struct err *ret_err)
 	return rc;
 }
 
+/* The descriptor is the service's, and stays. */
+static int rpc_take_baton(const struct rpc_call *call, struct err *ret_err)
+{
+	const Wd__TakeBaton *m = call->request->take_baton;
+	Wd__Reply reply = WD__REPLY__INIT;
+	Wd__BatonTaken taken = WD__BATON_TAKEN__INIT;
+	int fd = -1;
+
+	if (m->device_uuid.len != RPC_UUID_BYTES)
+		return err_set(ret_err, EINVAL, "TakeBaton: expected a uuid of %d bytes, found %zu",
+			RPC_UUID_BYTES, m->device_uuid.len);
+	int rc = batons_get(call->service, m->device_uuid.data, ret_err, &fd);
+	if (rc < 0)
+		return rc;
+	reply.body_case = WD__REPLY__BODY_BATON_TAKEN;
+	reply.baton_taken = &taken;
+	rpc_packet_send(call->peer, call->request->id, &reply, &fd, 1);
+	return 0;
+}
+
 static const struct {
 	rpc_fn fn;
 	const char *name;
@@ -395,6 +417,7 @@ static const struct {
 	[WD__REQUEST__BODY_TAKE_PREFIX] = {rpc_take_prefix, "TakePrefix", false, false},
 	[WD__REQUEST__BODY_DROP_PREFIX] = {rpc_drop_prefix, "DropPrefix", false, false},
 	[WD__REQUEST__BODY_REMOVE_PREFIX] = {rpc_remove_prefix, "RemovePrefix", false, false},
+	[WD__REQUEST__BODY_TAKE_BATON] = {rpc_take_baton, "TakeBaton", false, false},
 };
 
 /* What breaks the protocol, whatever the request wants. */

@@ -45,6 +45,7 @@ struct service {
 	TAILQ_HEAD(, service_wait) waits;
 	struct prefixes *prefixes;                      /* weightd/publish's */
 	struct service_room rooms[SERVICE_MAX_DEVICES]; /* weightd/admission's */
+	int batons[SERVICE_MAX_DEVICES];                /* weightd/batons's; -1: nobody has asked */
 	TAILQ_HEAD(, verify) verifies;                  /* weightd/verify */
 	uint64_t last_verify;
 };

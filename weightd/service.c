@@ -12,6 +12,7 @@
 #include "weightd/acquire.h"
 #include "weightd/admission.h"
 #include "weightd/admit.h"
+#include "weightd/batons.h"
 #include "weightd/export.h"
 #include "weightd/leave.h"
 #include "weightd/loader.h"
@@ -36,6 +37,7 @@ int service_new(const struct service_params *params, struct service **ret_servic
 		return -ENOMEM;
 	TAILQ_INIT(&s->waits);
 	TAILQ_INIT(&s->verifies);
+	batons_init(s);
 	s->params = params;
 	s->restart = params->restart;
 	s->start_ns = clock_now_ns();
@@ -72,6 +74,7 @@ struct service *service_free(struct service *s)
 	registry_free(s->registry);
 	publish_fini(s);
 	admission_fini(s);
+	batons_fini(s);
 	free(s);
 	return NULL;
 }

@@ -486,6 +486,8 @@ static bool engine_serve_queue(struct engine *e, struct message **ret_stop)
 			return true;
 		}
 		is_slow = engine_is_slow(m);
+		if (is_slow && e->stack)
+			plan_rest(e->stack->plan);
 		if (m->kind == MESSAGE_NOTICE)
 			park_take_notice(e, m);
 		else
@@ -524,6 +526,8 @@ static void *engine_run(void *userdata)
 		}
 		if (!scheduler_is_busy(e->scheduler)) {
 			engine_settle(e); /* a step that nobody waits for any more */
+			if (e->stack && !bencher_is_due(e))
+				plan_rest(e->stack->plan);
 			if (e->is_cache_due && !e->is_cache_saved && !e->code)
 				engine_save_cache(e);
 			/* What waited for the last generation; nobody may ask for anything now. */

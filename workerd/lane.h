@@ -43,7 +43,8 @@ struct lane {
 	/* of the step that was written last */
 	uint32_t n_rows;
 	uint32_t n_want;
-	uint64_t ticket; /* of the last of it that was submitted */
+	uint64_t ticket;  /* of the last of it that was submitted */
+	uint64_t turn_ns; /* that it waited for before start_ns, see workerd/baton.h */
 	uint64_t start_ns;
 	uint64_t record_ns;
 	uint64_t submit_ns;

@@ -47,6 +47,9 @@ const char options_usage[] =
 	"  --share-prefixes    what one client has had computed may be used for every other\n"
 	"                      (default: for those of the same user)\n"
 	"  --fail-on-spill     end, now or later, when memory does not fit where it belongs\n"
+	"  --turn MS           how long a worker decodes while others of the device wait for\n"
+	"                      their turn, one step at least; auto (6 ms; in software off) or\n"
+	"                      off: all at once, which costs the device more (default: auto)\n"
 	"  --kernels WHICH     fast, exact (an answer has the same bits whatever else is served) "
 	"or\n"
 	"                      auto: fast, in software exact (default: auto)\n"
@@ -77,6 +80,7 @@ enum option_id {
 	OPTION_SESSIONS_DIR,
 	OPTION_SHARE_PREFIXES,
 	OPTION_FAIL_ON_SPILL,
+	OPTION_TURN,
 	OPTION_KERNELS,
 	OPTION_DETERMINISTIC,
 	OPTION_LOG_LEVEL,
@@ -105,6 +109,7 @@ static const struct option option_table[] = {
 	{"sessions-dir", required_argument, NULL, OPTION_SESSIONS_DIR},
 	{"share-prefixes", no_argument, NULL, OPTION_SHARE_PREFIXES},
 	{"fail-on-spill", no_argument, NULL, OPTION_FAIL_ON_SPILL},
+	{"turn", required_argument, NULL, OPTION_TURN},
 	{"kernels", required_argument, NULL, OPTION_KERNELS},
 	{"deterministic", no_argument, NULL, OPTION_DETERMINISTIC},
 	{"log-level", required_argument, NULL, OPTION_LOG_LEVEL},
@@ -125,6 +130,26 @@ static int options_parse_u32(
 		return err_set(ret_err, EINVAL, "--%s: expected 1 to %" PRIu32 ", found %s", name,
 			max, text);
 	*ret_value = (uint32_t)value;
+	return 0;
+}
+
+static int options_parse_turn(const char *text, struct err *ret_err, struct options *o)
+{
+	uint32_t n_ms = 0;
+
+	if (!strcmp(text, "off")) {
+		o->turn = OPTIONS_TURN_OFF;
+		return 0;
+	}
+	if (!strcmp(text, "auto")) {
+		o->turn = OPTIONS_TURN_AUTO;
+		return 0;
+	}
+	int r = options_parse_u32("turn", text, OPTIONS_MAX_TURN_MS, ret_err, &n_ms);
+	if (r)
+		return r;
+	o->turn = OPTIONS_TURN_NS;
+	o->turn_ns = n_ms * UINT64_C(1000000);
 	return 0;
 }
 
@@ -224,6 +249,7 @@ static int options_parse_one(int id, const char *text, struct err *ret_err, stru
 	case OPTION_SESSIONS_DIR: o->sessions_dir = text; return 0;
 	case OPTION_SHARE_PREFIXES: o->shares_prefixes = true; return 0;
 	case OPTION_FAIL_ON_SPILL: o->fail_on_spill = true; return 0;
+	case OPTION_TURN: return options_parse_turn(text, ret_err, o);
 	case OPTION_KERNELS: return options_parse_kernels(text, ret_err, &o->kernels);
 	case OPTION_DETERMINISTIC: o->kernels = PLAN_KERNELS_EXACT; return 0;
 	case OPTION_LOG_LEVEL:

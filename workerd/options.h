@@ -15,6 +15,13 @@
 
 struct err;
 
+/* Of the device, with other workers, see workerd/baton.h. */
+enum options_turn {
+	OPTIONS_TURN_AUTO, /* of BATON_TURN_NS; none on a software device */
+	OPTIONS_TURN_OFF,
+	OPTIONS_TURN_NS,
+};
+
 /* Of the cache of experts, see expert-cache.h. */
 enum options_expert_cache {
 	OPTIONS_EXPERT_CACHE_AUTO, /* what the device has left; none on a software device */
@@ -27,6 +34,7 @@ enum {
 	OPTIONS_MAX_CTX = 1 << 20,
 	OPTIONS_MAX_KV_TOKENS = 1 << 28, /* as much as the sessions' contexts may be together */
 	OPTIONS_MAX_CHUNK = 8192,
+	OPTIONS_MAX_TURN_MS = 1000,
 	OPTIONS_CHUNK_STEP = 64, /* chunks are multiples of it */
 };
 
@@ -52,6 +60,8 @@ struct options {
 	uint64_t session_ttl_ns;    /* idle; 0: until they are closed */
 	const char *sessions_dir;   /* NULL: none are saved */
 	bool fail_on_spill;
+	enum options_turn turn;
+	uint64_t turn_ns; /* with OPTIONS_TURN_NS */
 	enum plan_kernels kernels;
 	enum log_level log_level;
 };

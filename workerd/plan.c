@@ -16,6 +16,7 @@
 #include "vk/memory.h"
 #include "vk/submit.h"
 #include "workerd/arch.h"
+#include "workerd/baton.h"
 #include "workerd/cuts.h"
 #include "workerd/fetch.h"
 #include "workerd/gather.h"
@@ -65,8 +66,10 @@ struct plan {
 	struct stream *stream;             /* NULL: every weight can, and is */
 	struct expert_cache *experts;      /* NULL: none is cached */
 	struct plan_counters counters;
-	struct plan_times times; /* of the last step */
-	struct profile *profile; /* borrowed; NULL: none */
+	uint64_t usual_ns[LANE_MAX_BUCKETS]; /* that a step takes; 0: none was made */
+	uint64_t end_ns;                     /* when the last step was seen to be done */
+	struct plan_times times;             /* of the last step */
+	struct profile *profile;             /* borrowed; NULL: none */
 };
 
 static int get_command(struct plan *p, struct lane *l, uint32_t bucket, bool is_head,
@@ -535,6 +538,7 @@ struct plan *plan_free(struct plan *p)
 	/* On failure the device is lost and uses nothing any more. */
 	if (wait_all(p))
 		p->n_flight = 0;
+	baton_rest(p->params.baton);
 	drop_commands(p);
 	vk_command_free(p->copy);
 	mirror_free(p->mirror);
@@ -659,7 +663,13 @@ static int submit_lane(struct plan *p, struct lane *l, struct err *ret_err)
 
 bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows)
 {
-	return !is_single(p, n_rows);
+	return !is_single(p, n_rows) && baton_may_go_on(p->params.baton);
+}
+
+void plan_rest(struct plan *p)
+{
+	if (!p->n_flight)
+		baton_rest(p->params.baton);
 }
 
 int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
@@ -674,6 +684,8 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 	if (p->n_flight == PLAN_LAYOUT_LANES ||
 		(p->n_flight && (is_single(p, n_rows) || is_single(p, p->lanes[p->first].n_rows))))
 		return err_set(ret_err, EBUSY, "step: %u are under way", p->n_flight);
+	/* A prompt's step is long: it is made beside whoever's turn it is. */
+	l->turn_ns = p->n_flight ? 0 : baton_begin(p->params.baton, n_want == n_rows);
 	l->start_ns = clock_now_ns();
 	l->ticket = 0;
 	lane_write(l, rows, n_rows, want, n_want);
@@ -692,6 +704,15 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 	return 0;
 }
 
+/* Rather too short than too long: who wakes early polls, who wakes late is late. */
+static void note_usual(uint64_t *usual_ns, uint64_t ns)
+{
+	if (*usual_ns == 0 || ns < *usual_ns)
+		*usual_ns = ns;
+	else
+		*usual_ns += (ns - *usual_ns) / 8;
+}
+
 int plan_finish(struct plan *p, struct err *ret_err)
 {
 	struct lane *l = &p->lanes[p->first];
@@ -703,10 +724,18 @@ int plan_finish(struct plan *p, struct err *ret_err)
 	p->done = NULL;
 	p->has_logits = false;
 	uint64_t start_ns = clock_now_ns();
-	int r = vk_submit_wait(p->d, l->ticket, UINT64_MAX);
+	uint64_t begin_ns = l->start_ns > p->end_ns ? l->start_ns : p->end_ns;
+	uint64_t *usual_ns = &p->usual_ns[lane_find_bucket(l->n_rows)];
+	/* With another step behind it the device has something to do until we look. */
+	int r = p->n_flight ? vk_submit_wait(p->d, l->ticket, UINT64_MAX)
+			    : vk_submit_wait_due(p->d, l->ticket, begin_ns + *usual_ns);
 	uint64_t end_ns = clock_now_ns();
-	p->times = (struct plan_times){
-		.record_ns = l->record_ns, .submit_ns = l->submit_ns, .wait_ns = end_ns - start_ns};
+	p->times = (struct plan_times){.record_ns = l->record_ns,
+		.submit_ns = l->submit_ns,
+		.wait_ns = l->turn_ns + end_ns - start_ns};
+	p->end_ns = end_ns;
+	note_usual(usual_ns, end_ns - begin_ns);
+	baton_end(p->params.baton, end_ns - begin_ns, p->n_flight == 0);
 	if (r) {
 		(void)err_set(ret_err, EIO, "step: %s",
 			r == VK_DEVICE_LOST ? "the device is lost" : strerror(-r));

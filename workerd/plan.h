@@ -17,6 +17,7 @@
 #include "workerd/ops/attention.h"
 
 struct abi_best;
+struct baton;
 struct cuts;
 struct err;
 struct kv;
@@ -49,6 +50,7 @@ struct plan_params {
 	enum op_attention_kind attention; /* AUTO with EXACT: that of a row */
 	uint64_t n_table_bytes; /* of kv_measure, for plan_layout_measure; plan_new asks its kv */
 	bool may_spill;         /* scratch, into host memory; else plan_new is -ENOMEM */
+	struct baton *baton;    /* borrowed for the plan's life; NULL: it computes when it likes */
 };
 
 enum { PLAN_NEVER_STREAM = UINT32_MAX };
@@ -107,7 +109,7 @@ struct plan *plan_free(struct plan *p);
 int must_check plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows,
 	const uint32_t *want, uint32_t n_want, struct err *ret_err);
 
-/* May a step of so many rows be under way beside another? Not where it needs the host. */
+/* May a step of so many rows be under way behind another, just now? Not where it needs the host. */
 bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows);
 
 /* Waits for the oldest step that is under way. -EINVAL: none is; VK_DEVICE_LOST. */
@@ -117,6 +119,9 @@ int must_check plan_finish(struct plan *p, struct err *ret_err);
 int must_check plan_wait(struct plan *p, struct err *ret_err);
 
 uint32_t plan_get_n_flight(const struct plan *p);
+
+/* No step follows soon: other workers need not wait for one. */
+void plan_rest(struct plan *p);
 
 /*
  * One step, from submit to finish, with none under way. *ret_logits: as plan_get_logits, NULL when

@@ -4,13 +4,16 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "proto/manifest.h"
 #include "proto/util/err.h"
 #include "proto/util/log.h"
+#include "proto/weights-baton.h"
 #include "proto/weights-client.h"
 #include "vk/device.h"
 #include "vk/memory.h"
+#include "workerd/baton.h"
 #include "workerd/kv.h"
 #include "workerd/options.h"
 #include "workerd/plan-layout.h"
@@ -259,6 +262,7 @@ static int stack_make_plan(struct stack *s, const struct stack_params *params,
 		struct plan_params plan = stack_get_plan_params(params, n_rows);
 		struct err error = ERR_NULL;
 		plan.n_expert_cache_bytes = n_cache_bytes;
+		plan.baton = s->baton;
 		int r = plan_new(params->device, s->weights, s->kv, &plan, &error, &s->plan);
 
 		if (r != -ENOMEM || n_rows <= n_least) {
@@ -361,6 +365,30 @@ static bool stack_has_matrices(const struct stack_params *params)
 	       params->options->kernels != PLAN_KERNELS_EXACT;
 }
 
+/*
+ * On a device that changes between processes; a software device's are the kernel's threads. It is
+ * no harm where there is none: who breaks the connection is met again.
+ */
+static void stack_take_baton(struct stack *s, const struct stack_params *params)
+{
+	const struct vk_device_info *info = vk_device_get_info(params->device);
+	const struct options *o = params->options;
+	struct err error = ERR_NULL;
+	int fd = -1;
+
+	if (o->turn == OPTIONS_TURN_OFF || (o->turn == OPTIONS_TURN_AUTO && info->is_software))
+		return;
+	uint64_t turn_ns = o->turn == OPTIONS_TURN_AUTO ? BATON_TURN_NS : o->turn_ns;
+	int r = weights_baton_take(params->weightd, info->uuid, &error, &fd);
+	if (!r)
+		r = baton_new(fd, turn_ns, &error, &s->baton);
+	if (!r)
+		return;
+	if (fd >= 0)
+		close(fd);
+	log_debug("this worker takes no turns: %s", error.text);
+}
+
 static int stack_fill(struct stack *s, const struct stack_params *params, struct err *ret_err)
 {
 	const struct options *o = params->options;
@@ -386,6 +414,8 @@ static int stack_fill(struct stack *s, const struct stack_params *params, struct
 	n_granted = chunk->budget_bytes;
 	if (!r)
 		r = stack_reserve_cache(params, s->weights, ret_err, &n_granted, &n_cache_bytes);
+	if (!r)
+		stack_take_baton(s, params);
 	if (!r)
 		r = stack_make_plan(s, params, n_cache_bytes, ret_err);
 	if (!r)
@@ -430,11 +460,24 @@ int stack_new(const struct stack_params *params, struct err *ret_err,
 	return 0;
 }
 
+static void stack_say_turns(const struct stack *s)
+{
+	struct baton_counters c;
+
+	baton_get_counters(s->baton, &c);
+	if (s->baton)
+		log_debug("turns: %" PRIu64 ", of which %" PRIu64 " were waited for, %" PRIu64
+			  " ms in all; passed by: %" PRIu64,
+			c.n_turns, c.n_waits, c.wait_ns / 1000000, c.n_passed);
+}
+
 struct stack *stack_free(struct stack *s)
 {
 	if (!s)
 		return NULL;
 	plan_free(s->plan);
+	stack_say_turns(s);
+	baton_free(s->baton);
 	kv_free(s->kv);
 	weights_free(s->weights);
 	free(s);

@@ -17,6 +17,7 @@
 #include "workerd/ledger.h"
 
 struct err;
+struct baton;
 struct kv;
 struct options;
 struct plan;
@@ -40,6 +41,7 @@ struct stack {
 	struct weights *weights;
 	struct kv *kv;
 	struct plan *plan;
+	struct baton *baton;       /* NULL: none */
 	struct ledger_chunk chunk; /* that fitted */
 	uint64_t n_spills;         /* that have been told of, see ledger_count_spills */
 	uint64_t n_granted_bytes;

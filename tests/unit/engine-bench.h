@@ -57,6 +57,7 @@ static atomic_uint n_flight; /* that are under way */
 static atomic_bool runs_ahead;
 static atomic_uint n_picked; /* steps whose first token was left to the device */
 static atomic_uint n_waits;  /* plan_wait */
+static atomic_uint n_rests;  /* plan_rest */
 static struct abi_best best[N_SLOTS][ABI_BEST_N];
 static _Atomic uint64_t adopted_scope; /* of the last Generate */
 
@@ -289,6 +290,12 @@ int plan_wait(struct plan *p, struct err *ret_err)
 	(void)ret_err;
 	n_waits++;
 	return 0;
+}
+
+void plan_rest(struct plan *p)
+{
+	(void)p;
+	n_rests++;
 }
 
 uint32_t plan_get_n_flight(const struct plan *p)
