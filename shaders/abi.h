@@ -410,6 +410,8 @@ struct abi_matvec_experts {
 	ABI_U32 pad;
 };
 
+#define ABI_MIX_COLUMNS 4 /* of a lane */
+
 struct abi_mix {
 	ABI_ADDRESS z;      /* [m * n_used][n] f32 */
 	ABI_ADDRESS y;      /* [m][n] f32, added to */

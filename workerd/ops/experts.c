@@ -156,29 +156,35 @@ static int record_swiglu(struct op_pool *pool, struct vk_command *c,
 	return record_part(pool, c, p, &part, ret_err);
 }
 
+int op_experts_record_sums(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *p, struct err *ret_err)
+{
+	const struct op_pool_kernel kernel = {
+		.id = KERNELS_MIX, .n_subgroups = op_pool_is_software(pool) ? 1 : 4};
+	const struct abi_mix push = {.z = p->z,
+		.y = p->y,
+		.choice = p->choice,
+		.m = p->m,
+		.n = (uint32_t)p->w[0].ne[1],
+		.n_used = p->n_used};
+	uint32_t n_columns = ABI_MIX_COLUMNS * op_pool_get_subgroup_size(pool);
+
+	vk_command_barrier(c);
+	return op_pool_dispatch(pool, c, &kernel, &push, (push.n + n_columns - 1) / n_columns,
+		p->n_rows, ret_err);
+}
+
 static int record_mix(struct op_pool *pool, struct vk_command *c, const struct op_experts_params *p,
 	bool is_grouped, struct err *ret_err)
 {
 	struct part part = {.rows = is_grouped ? ABI_EXPERTS_ROWS_GROUP : ABI_EXPERTS_ROWS_CHOICE,
 		.finish = is_grouped ? ABI_TILE_FINISH_STORE : ABI_TILE_FINISH_MIX,
 		.y = is_grouped ? p->z : p->y};
-	struct op_pool_kernel kernel = {.id = KERNELS_MIX, .n_subgroups = 1};
-	struct abi_mix push = {.z = p->z,
-		.y = p->y,
-		.choice = p->choice,
-		.m = p->m,
-		.n = (uint32_t)p->w[0].ne[1],
-		.n_used = p->n_used};
 
 	int r = check_part(p, 0, ret_err, &part.variant);
 	if (!r)
 		r = record_part(pool, c, p, &part, ret_err);
-	if (r || !is_grouped)
-		return r;
-	vk_command_barrier(c);
-	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
-	return op_pool_dispatch(
-		pool, c, &kernel, &push, (push.n + n_lanes - 1) / n_lanes, p->n_rows, ret_err);
+	return r || !is_grouped ? r : op_experts_record_sums(pool, c, p, ret_err);
 }
 
 int op_experts_record(struct op_pool *pool, struct vk_command *c, const struct op_experts_params *p,

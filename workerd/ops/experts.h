@@ -76,4 +76,11 @@ bool op_experts_is_grouped(uint32_t n_rows, uint32_t n_expert, uint32_t n_used);
 int must_check op_experts_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *params, struct err *ret_err);
 
+/*
+ * The last step of MIX for many rows, of who has computed z: a barrier, and the sums of each row's
+ * experts (shaders/mix.comp).
+ */
+int must_check op_experts_record_sums(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *params, struct err *ret_err);
+
 #endif

@@ -146,21 +146,9 @@ static int record_swiglu(struct op_pool *pool, struct vk_command *c,
 static int record_mix(struct op_pool *pool, struct vk_command *c, const struct op_experts_params *p,
 	const struct op_matrix_tile *tile, struct err *ret_err)
 {
-	const struct op_pool_kernel kernel = {.id = KERNELS_MIX, .n_subgroups = 1};
-	const struct abi_mix push = {.z = p->z,
-		.y = p->y,
-		.choice = p->choice,
-		.m = p->m,
-		.n = (uint32_t)p->w[0].ne[1],
-		.n_used = p->n_used};
-	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
-
 	int r = record_part(pool, c, p, tile, 0, ABI_TILE_FINISH_STORE, p->z, ret_err);
-	if (r)
-		return r;
-	vk_command_barrier(c);
-	return op_pool_dispatch(
-		pool, c, &kernel, &push, (push.n + n_lanes - 1) / n_lanes, p->n_rows, ret_err);
+
+	return r ? r : op_experts_record_sums(pool, c, p, ret_err);
 }
 
 static int record_stage(struct op_pool *pool, struct vk_command *c,
