@@ -96,9 +96,10 @@
 /* Units of a lane whose x stays in registers, k = 64 SUBGROUP HOLD; 0: x is read for each tile. */
 #define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)
 
-/* experts: as matvec, but */
-#define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER    /* 1: choice is made from logits */
-#define ABI_MATVEC_EXPERTS_SPEC_ROW_UNITS ABI_MATVEC_SPEC_UNITS /* k / 64 */
+/* Of experts: as matvec; UNITS: with MIX those of a row's pairs, else 0. */
+#define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */
+/* SWIGLU: units of a lane whose x stays in registers, or 0; MIX: k / 64 */
+#define ABI_MATVEC_EXPERTS_SPEC_X ABI_MATVEC_SPEC_HOLD
 
 #define ABI_EXPERTS_SPEC_ROWS (ABI_TILE_SPEC_KERNEL + 0) /* ABI_EXPERTS_ROWS_* */
 #define ABI_EXPERTS_SPEC_FAR (ABI_TILE_SPEC_KERNEL + 1)  /* 1: W is in host memory (far.glsl) */
@@ -393,12 +394,12 @@ struct abi_matrix_experts {
 /* Experts of few rows by bytes. */
 struct abi_matvec_experts {
 	ABI_ADDRESS w[2];      /* [n_expert][n][k] each, or [n_expert] u64: where those begin */
-	ABI_ADDRESS y;         /* MIX: [m][n] f32, added to */
+	ABI_ADDRESS x;         /* SWIGLU: [m] rows of ABI_QUANT_ROW_BYTES(k); MIX: [m * n_used][k] f32 */
+	ABI_ADDRESS y;         /* SWIGLU: [m * n_used][n] f32; MIX: [m][n] f32, added to */
 	ABI_ADDRESS logits;    /* [m][n_expert] f32 with ROUTE */
 	ABI_ADDRESS choice;    /* [m][n_used] struct abi_choice; written with ROUTE */
 	ABI_ADDRESS m;         /* u32: rows of this step */
-	ABI_ADDRESS staging;   /* x: SWIGLU [m], MIX [m * n_used] rows of ABI_QUANT_ROW_BYTES(k) */
-	ABI_ADDRESS next;      /* y: SWIGLU [m * n_used], MIX [m] rows of ABI_QUANT_ROW_BYTES(n) */
+	ABI_ADDRESS next;      /* y: [m] rows of ABI_QUANT_ROW_BYTES(n) with NEXT */
 	ABI_ADDRESS next_gain; /* [n] f32 with NEXT_NORM */
 	ABI_U32 n;
 	ABI_U32 k;

@@ -4,17 +4,18 @@
  * Few rows times the matrices of the experts that they take, with integer dot products. A pair
  * p = i n_used + rank is a row and one of its experts, e(p) = choice[p].expert:
  *
- *	z[p][j] = silu(w[0][e(p)][j] . a[i]) (w[1][e(p)][j] . a[i])                       SWIGLU
- *	y[i][j] += sum over rank of choice[p].weight (w[0][e(p)][j] . a[p])               MIX
+ *	y[p][j] = silu(w[0][e(p)][j] . a[i]) (w[1][e(p)][j] . a[i])                       SWIGLU
+ *	y[i][j] += sum over rank of choice[p].weight (w[0][e(p)][j] . x[p])               MIX
  *
  *	a: rows of staging (abi.h); with NORM times 1 / sqrt(mean of the squares + eps)
  *
- * z is only staged, for MIX; y too where NEXT is set. With ROUTE choice is made from logits here and
- * written for whoever comes next.
+ * With MIX each workgroup makes the bytes of x itself, and y is staged too where NEXT is set. With
+ * ROUTE choice is made from logits here and written for whoever comes next.
  *
- * Shapes: w[] [n_expert] addresses of [n][k] each, y [m][n] f32, n % 64 == 0, k = 64 ROW_UNITS.
- * Grid: x: at most n / 32 with NEXT, else ceil(n / TILE_OUT / subgroups of a workgroup); y: pairs,
- * with MIX m.
+ * Shapes: w[] [n_expert] addresses of [n][k] each, x [m n_used][k] f32, y [m n_used][n] f32, with MIX
+ * [m][n]; k % 64 == 0, with NEXT n % 64 == 0.
+ * Grid: x: at most ceil(n / TILE_OUT / subgroups of a workgroup), of fewer each takes several, with
+ * NEXT at most n / 32; y: pairs, with MIX m.
  * Bindings: none; addresses in struct abi_matvec_experts. Rows beyond *m are not computed.
  *
  * Only the matrices of experts that are taken are read. With MIX the rows j of all of a row's experts
@@ -26,15 +27,17 @@
 #include "quant.glsl"
 #include "matvec-tile.glsl"
 
-layout(constant_id = ABI_MATVEC_EXPERTS_SPEC_ROW_UNITS) const uint ROW_UNITS = 1;
-layout(constant_id = ABI_MATVEC_SPEC_HOLD) const int HOLD = 0;
+const bool IS_MIX = FINISH == ABI_TILE_FINISH_MIX;
+
+layout(constant_id = ABI_MATVEC_SPEC_UNITS) const uint UNITS = 0;
+layout(constant_id = ABI_MATVEC_EXPERTS_SPEC_X) const int X = 0;
+const int HOLD = IS_MIX ? 0 : X;
+const uint ROW_UNITS = IS_MIX ? uint(X) : 1; /* of one expert */
 
 layout(push_constant, std430) uniform Push
 {
 	abi_matvec_experts push;
 };
-
-const uint UNITS = 0; /* x is staged */
 
 /* Of rows that lie in one piece; fetch_round() here is for those that do not, too. */
 #define fetch_round fetch_whole_round
@@ -43,7 +46,7 @@ const uint UNITS = 0; /* x is staged */
 #include "matvec-dot.glsl"
 #include "choose.glsl"
 
-const bool IS_MIX = FINISH == ABI_TILE_FINISH_MIX;
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
 
 /* Of the expert of rank lane(), with SWIGLU of the only one: its matrices and weight. */
 uvec2 gate_of;
@@ -93,7 +96,7 @@ bool find_experts(uint i)
 /* Units of a lane's row. */
 uint count_units()
 {
-	return IS_MIX ? push.n_used * ROW_UNITS : ROW_UNITS;
+	return IS_MIX ? UNITS : push.k / 64;
 }
 
 uint row_first; /* the tile's first row of W */
@@ -167,10 +170,43 @@ void fetch_round(uint round)
 		fetch_whole_round(round);
 }
 
-/* i: the row of x. */
-void find_x(uint i)
+/* Words of x that an invocation loads before it makes any. */
+const uint N_OWN_WORDS = (16 * UNITS + LOCAL_SIZE - 1) / LOCAL_SIZE;
+const int N_BATCH = N_OWN_WORDS < 1 ? 1 : N_OWN_WORDS < 8 ? int(N_OWN_WORDS) : 8;
+
+vec4 load_word(uvec2 row, uint i)
 {
-	find_row(0, address_at(push.staging, i, ABI_QUANT_ROW_BYTES(push.k)));
+	vec4 v;
+
+	if (ORDER == ABI_QUANT_ORDER_PLAIN)
+		return Vecs(row).at[i];
+	[[unroll]] for (uint b = 0; b < 4; b++)
+		v[b] = Floats(row).at[i / 8 * 32 + quant_number(ORDER, i % 8, b)];
+	return v;
+}
+
+/* x of all of row i's pairs, which are one row of UNITS, into the workgroup's memory. */
+void quant_pairs(uint i)
+{
+	uvec2 row = address_at(push.x, i * push.n_used, 4 * push.k);
+
+	for (uint first = gl_SubgroupID * SUBGROUP; first < 16 * UNITS;
+		first += N_BATCH * LOCAL_SIZE) {
+		vec4 v[N_BATCH];
+		[[unroll]] for (int b = 0; b < N_BATCH; b++)
+			v[b] = load_word(row, min(first + b * LOCAL_SIZE + lane(), 16 * UNITS - 1));
+		[[unroll]] for (int b = 0; b < N_BATCH; b++) {
+			uint at = first + b * LOCAL_SIZE + lane();
+			quant s = quant_word(v[b]);
+			if (at >= 16 * UNITS)
+				continue;
+			x_quads[quad_of_word(at, UNITS)][at % 4] = s.word;
+			if (at % 8 == 0)
+				x_halves[half_of_word(at, UNITS)] =
+					uvec2(floatBitsToUint(s.scale), s.sums);
+		}
+	}
+	barrier();
 }
 
 float totals[ROWS];
@@ -178,13 +214,12 @@ float totals[ROWS];
 void add_mixed_round(uint round)
 {
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
-		uint number = mixed_unit(round, u), rank = number / ROW_UNITS;
-		float weight = subgroupShuffle(weight_of, rank);
+		uint number = mixed_unit(round, u);
+		float weight = subgroupShuffle(weight_of, number / ROW_UNITS);
 		if (WHOLE == 0 && round * ROUND_UNITS + u * SUBGROUP + lane() >= count_units())
 			continue;
-		find_x(gl_WorkGroupID.y * push.n_used + rank);
 		clear_sums();
-		add_unit(u, 0, number % ROW_UNITS, ROW_UNITS);
+		add_unit(u, 0, number, UNITS);
 		[[unroll]] for (int r = 0; r < ROWS; r++)
 			totals[r] = fma(weight, sums[r][0], totals[r]);
 	}
@@ -192,7 +227,8 @@ void add_mixed_round(uint round)
 
 bool is_fetched; /* without AHEAD: the round's loads were started before */
 
-/* A round; the loads of what comes next, of the tile from next_j on behind the last, are started
+/*
+ * A round; the loads of what comes next, of the tile from next_j on behind the last, are started
  * behind its own.
  */
 void compute_round(uint round, uint n_rounds, bool has_next, uint next_j)
@@ -230,6 +266,8 @@ void sum_tile(uint n_rounds, bool has_next, uint next_j)
 	if (IS_MIX)
 		[[unroll]] for (int r = 0; r < ROWS; r++)
 			sums[r][0] = totals[r];
+	if (AHEAD == 0 && has_next)
+		start_rows(next_j);
 }
 
 /* i: the row of the output. */
@@ -242,11 +280,10 @@ void finish_tile(uint i, uint j)
 	uint at = j + lane() / N_COPIES;
 	if (lane() % N_COPIES != 0 || at >= push.n)
 		return;
-	if (IS_MIX) {
-		FloatsOut y = FloatsOut(address_at(push.y, i, 4 * push.n));
+	FloatsOut y = FloatsOut(address_at(push.y, i, 4 * push.n));
+	if (IS_MIX)
 		v += y.at[at];
-		y.at[at] = v;
-	}
+	y.at[at] = v;
 	if (NEXT != 0)
 		run_outputs[at % 32] = v;
 }
@@ -266,8 +303,10 @@ void main()
 	}
 	if (GATHER != 0 && gl_WorkGroupID.x == 0 && i % push.n_used == 0)
 		put_choices(push.n_used, address_at(push.choice, i, 8));
-	if (!IS_MIX) {
-		find_x(i / push.n_used);
+	if (IS_MIX) {
+		quant_pairs(i);
+	} else {
+		find_row(0, address_at(push.x, i / push.n_used, ABI_QUANT_ROW_BYTES(push.k)));
 		keep_x();
 		if (NORM != 0)
 			x_scales[0] = find_scale(0, push.eps);

@@ -282,7 +282,7 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 static bool find_router(const struct recorder *r, uint32_t i, struct op_router_params *ret)
 {
 	const struct graph_op *op = &r->g->ops[i];
-	struct op_experts_params first, second;
+	struct op_experts_params first;
 
 	if (op->is_head || op->matmul.n_parts != 1 || op->matmul.finish != OP_MATMUL_STORE ||
 		!is_next(r, i + 1, GRAPH_ROUTE) || r->g->ops[i + 1].route.logits != op->matmul.y ||
@@ -298,11 +298,10 @@ static bool find_router(const struct recorder *r, uint32_t i, struct op_router_p
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
-	if (is_next(r, i + 2, GRAPH_EXPERTS) && is_next(r, i + 3, GRAPH_EXPERTS)) {
+	if (is_next(r, i + 2, GRAPH_EXPERTS)) {
 		get_experts(r, i + 2, &first);
-		get_experts(r, i + 3, &second);
 		if (first.x == ret->x && first.gain == ret->gain &&
-			op_matvec_experts_chain(r->pool, &first, &second, NULL)) {
+			op_matvec_experts_fits(r->pool, &first)) {
 			ret->staging = first.staging;
 			ret->order = op_matvec_experts_get_order(&first);
 		}
@@ -328,37 +327,36 @@ static int record_matmul(struct recorder *r, uint32_t i)
 	return op_matmul_record(r->pool, r->c, &params, r->err);
 }
 
-/*
- * The first of the two makes x of the second as that one reads it; of few rows the second that of
- * the next layer, too.
- */
+/* Lets op i, which is p, stage for the matmul behind it: then that is r->matmul. */
+static void chain_experts(struct recorder *r, uint32_t i, struct op_experts_params *p)
+{
+	struct op_matmul_params after;
+
+	if (!op_matvec_experts_wants_chain(r->pool) || !is_next(r, i + 1, GRAPH_MATMUL) ||
+		r->g->ops[i + 1].matmul.x != r->g->ops[i].experts.y)
+		return;
+	get_matmul(r, i + 1, &after);
+	if (op_matvec_experts_chain(r->pool, p, &after)) {
+		r->matmul = after;
+		r->matmul_op = i + 1;
+	}
+}
+
+/* Of many rows the first of the two makes x of the second as that one reads it. */
 static int record_experts(struct recorder *r, uint32_t i)
 {
-	const struct graph_op *op = &r->g->ops[i];
 	struct op_experts_params params = r->experts;
-	bool has_after = is_next(r, i + 2, GRAPH_MATMUL);
-	bool is_second = r->experts_op == i, is_few = is_second && !params.is_half;
 
-	if (!is_second)
+	if (r->experts_op != i)
 		get_experts(r, i, &params);
-	if (!is_second && op->experts.finish == OP_EXPERTS_SWIGLU &&
-		is_next(r, i + 1, GRAPH_EXPERTS)) {
-		struct op_matmul_params after = {0};
-
+	if (params.finish == OP_EXPERTS_MIX) {
+		chain_experts(r, i, &params);
+	} else if (is_next(r, i + 1, GRAPH_EXPERTS)) {
 		get_experts(r, i + 1, &r->experts);
-		if (has_after)
-			get_matmul(r, i + 2, &after);
-		is_few = op_matvec_experts_chain(
-			r->pool, &params, &r->experts, has_after ? &after : NULL);
-		if (is_few || op_matrix_experts_chain(r->pool, &params, &r->experts))
+		if (op_matrix_experts_chain(r->pool, &params, &r->experts))
 			r->experts_op = i + 1;
-		if (is_few && after.is_staged) {
-			r->matmul = after;
-			r->matmul_op = i + 2;
-		}
 	}
-	return is_few ? op_matvec_experts_record(r->pool, r->c, &params, r->err)
-		      : op_experts_record(r->pool, r->c, &params, r->err);
+	return op_experts_record(r->pool, r->c, &params, r->err);
 }
 
 static int record_best(const struct recorder *r, const struct graph_op *op)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two integer kernels of a layer's experts against scalar references: which experts, the bytes
+ * The two integer kernels of a layer's experts against scalar references: which experts, what is
  * between the two, what is added to a row, and the bytes for whoever comes behind.
  */
 #include <math.h>
@@ -30,7 +30,7 @@ struct shape {
 	bool has_norm;
 	bool has_after;
 	bool is_routed;                      /* somebody has chosen */
-	bool is_plain; /* the tables are poison */
+	bool is_plain;                       /* the tables are poison */
 	struct op_matvec_experts_shape cut;  /* of the first op */
 	struct op_matvec_experts_shape down; /* of the second */
 };
@@ -40,7 +40,7 @@ struct site {
 	const struct shape *s;
 	struct op_experts_params first, second;
 	struct op_matmul_params after;
-	uint64_t x, gain, after_gain, logits, choice, y, staging, pairs, behind;
+	uint64_t x, gain, after_gain, logits, choice, h, y, staging, behind;
 	float before[MAX_ROWS * MAX_K]; /* y [m][k] */
 };
 
@@ -96,6 +96,7 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 	first->finish = OP_EXPERTS_SWIGLU;
 	first->x = op_arena_address(a, t->x);
 	first->gain = s->has_norm ? op_arena_address(a, t->gain) : 0;
+	first->y = second->x = op_arena_address(a, t->h);
 	second->finish = OP_EXPERTS_MIX;
 	second->y = op_arena_address(a, t->y);
 	for (uint32_t i = 0; i < 2; i++)
@@ -104,9 +105,7 @@ static void init_ops(struct op_arena *a, const struct shape *s, struct site *t)
 	second->w[0] = take_experts(
 		a, s->down_dtype, s->k, s->n, s->n_expert, s->is_plain, &second->tables[0]);
 	t->staging = take_staging(a, s->k, s->m, s->has_norm, &first->n_staging_bytes);
-	t->pairs = take_staging(a, s->n, s->m * s->n_used, false, &second->n_staging_bytes);
 	first->staging = op_arena_address(a, t->staging);
-	second->staging = op_arena_address(a, t->pairs);
 }
 
 /* What the router would leave. */
@@ -135,6 +134,8 @@ static void init_site(struct op_arena *a, const struct shape *s, struct site *t)
 	t->logits = op_arena_take_floats(a, (uint64_t)s->m * s->n_expert);
 	t->choice = op_arena_take(a, 8ull * s->m * s->n_used, 0);
 	t->y = op_arena_take_floats(a, (uint64_t)s->m * s->k);
+	t->h = op_arena_take(a, 4ull * s->m * s->n_used * s->n, 0);
+	op_arena_expect(a, t->h, 4ull * s->m * s->n_used * s->n);
 	if (s->is_routed)
 		choose(a, s, t);
 	else
@@ -186,25 +187,41 @@ static uint32_t order_of(uint32_t dtype)
 				     : ABI_QUANT_ORDER_PLAIN;
 }
 
-/* What the first op left for a pair; z [n] gets the numbers of its bytes. */
+/* What the first op left for a pair. */
 static void check_pair(const struct op_arena *a, const struct site *t, uint32_t pair,
-	uint32_t expert, const float *x, float *ret_z)
+	uint32_t expert, const float *x)
 {
 	const struct shape *s = t->s;
+	const float *h = op_arena_floats(a, t->h) + pair * s->n;
 	double gate[MAX_K], gate_scale[MAX_K], up[MAX_K], up_scale[MAX_K];
-	float scales[MAX_K / 32];
 
 	multiply(a, t, &t->first.w[0], t->first.tables[0], expert, x, gate, gate_scale);
 	multiply(a, t, &t->first.w[1], t->first.tables[1], expert, x, up, up_scale);
-	ref_blocks_unstage(order_of(s->down_dtype),
-		a->map + t->pairs + pair * op_matvec_staging_bytes(s->n, 1), s->n, ret_z, scales);
 	for (uint32_t j = 0; j < s->n; j++) {
 		float silu = ref_ops_silu((float)gate[j]);
 		float tolerance = (float)(1.1 * 4e-6 * gate_scale[j] * fabs(up[j]) +
 					  fabsf(silu) * 4e-6 * up_scale[j]) +
 				  1e-6f;
-		op_arena_check_near(a, ret_z[j], silu * (float)up[j],
-			0.5001f * scales[j / 32] + tolerance, "between", pair * s->n + j);
+		op_arena_check_near(
+			a, h[j], silu * (float)up[j], tolerance, "between", pair * s->n + j);
+	}
+}
+
+/*
+ * As the second op makes bytes of h [k]; and how far those of a number may be off by one, where it
+ * is so near the middle that either is right.
+ */
+static void round_row(const float *h, uint32_t k, float *ret_z, float *ret_tie)
+{
+	for (uint32_t at = 0; at < k; at += 32) {
+		float top = 0;
+		for (uint32_t i = at; i < at + 32; i++)
+			top = fmaxf(top, fabsf(h[i]));
+		for (uint32_t i = at; i < at + 32; i++) {
+			float scale = top / 127, v = top > 0 ? h[i] * (127 / top) : 0;
+			ret_z[i] = rintf(v) * scale;
+			ret_tie[i] = fabsf(fabsf(v - rintf(v)) - 0.5f) < 1e-4f ? scale : 0;
+		}
 	}
 }
 
@@ -213,7 +230,7 @@ static void check_row(const struct op_arena *a, const struct site *t, uint32_t i
 	const struct shape *s = t->s;
 	const struct abi_choice *choice =
 		(const struct abi_choice *)(a->map + t->choice) + i * s->n_used;
-	float x[MAX_K], z[MAX_K], weights[ABI_MAX_EXPERTS_USED];
+	float x[MAX_K], z[MAX_K], ties[MAX_K], weights[ABI_MAX_EXPERTS_USED];
 	double y[MAX_K], scale[MAX_K], total[MAX_K] = {0}, error[MAX_K] = {0}, squares = 0;
 	uint32_t ids[ABI_MAX_EXPERTS_USED];
 
@@ -229,12 +246,16 @@ static void check_row(const struct op_arena *a, const struct site *t, uint32_t i
 		uint32_t pair = i * s->n_used + rank;
 		assert_int_equal(choice[rank].expert, ids[rank]);
 		op_arena_check_near(a, choice[rank].weight, weights[rank], 1e-5f, "weight", pair);
-		check_pair(a, t, pair, ids[rank], x, z);
+		check_pair(a, t, pair, ids[rank], x);
+		round_row(op_arena_floats(a, t->h) + pair * s->n, s->n, z, ties);
 		multiply(a, t, &t->second.w[0], t->second.tables[0], ids[rank], z, y, scale);
 		for (uint32_t j = 0; j < s->k; j++) {
 			total[j] += (double)weights[rank] * y[j];
 			error[j] += 1.5e-5 * (double)weights[rank] * scale[j];
 		}
+		multiply(a, t, &t->second.w[0], t->second.tables[0], ids[rank], ties, y, scale);
+		for (uint32_t j = 0; j < s->k; j++)
+			error[j] += (double)weights[rank] * scale[j];
 	}
 	for (uint32_t j = 0; j < s->k; j++)
 		op_arena_check_near(a, op_arena_floats(a, t->y)[i * s->k + j],
@@ -272,9 +293,12 @@ static void run_shape(struct op_arena *a, const struct shape *s)
 	struct err e = ERR_NULL;
 
 	init_site(a, s, &t);
-	assert_true(op_matvec_experts_chain(
-		a->pool, &t.first, &t.second, s->has_after ? &t.after : NULL));
-	assert_int_equal(t.after.is_staged, s->has_after);
+	assert_true(op_matvec_experts_fits(a->pool, &t.first));
+	assert_true(op_matvec_experts_fits(a->pool, &t.second));
+	if (s->has_after) {
+		assert_true(op_matvec_experts_chain(a->pool, &t.second, &t.after));
+		assert_true(t.after.is_staged);
+	}
 	struct vk_command *c = op_arena_begin(a);
 	on_device_check(op_matvec_experts_record_shape(a->pool, c, &t.first, &s->cut, &e), &e, "1");
 	vk_command_barrier(c);
@@ -292,32 +316,32 @@ static void test_experts(void **state)
 {
 	static const struct shape shapes[] = {
 		{DTYPE_Q4_K, DTYPE_Q6_K, 512, 512, 7, 3, 1, true, true, false, true,
-			{2, 1, 2, false, true}, {2, 1, 2, false, false}},
+			{2, 1, 2, 0, false, true}, {2, 1, 2, 0, false, false}},
 		{DTYPE_Q8_0, DTYPE_Q8_0, 64, 192, 33, 8, 2, true, true, true, false,
-			{2, 2, 1, true, false}, {1, 2, 4, true, false}},
+			{2, 2, 1, 1, true, false}, {1, 2, 4, 3, true, false}},
 		{DTYPE_Q8_0, DTYPE_Q4_K, 128, 256, 5, 1, 2, false, false, false, true,
-			{4, 1, 4, true, false}, {4, 3, 2, true, false}},
+			{4, 1, 4, 2, true, false}, {4, 3, 2, 0, true, false}},
 		{DTYPE_Q6_K, DTYPE_Q4_0, 512, 64, 4, 4, 1, true, false, true, false,
-			{2, 1, 4, true, true}, {2, 3, 1, true, false}},
+			{2, 1, 4, 0, true, true}, {2, 3, 1, 0, true, false}},
 		{DTYPE_Q4_0, DTYPE_TQ2_0, 64, 512, 4, 2, 1, true, true, false, true,
-			{2, 1, 1, false, true}, {1, 4, 4, false, false}},
+			{2, 1, 1, 1, false, true}, {1, 4, 4, 3, false, false}},
 		{DTYPE_Q2_0, DTYPE_Q1_0, 128, 256, 9, 4, 1, false, true, false, false,
-			{2, 1, 8, false, false}, {2, 1, 8, true, false}},
+			{2, 1, 8, 2, false, false}, {2, 1, 8, 0, true, false}},
 		{DTYPE_TQ2_0, DTYPE_Q2_0, 512, 128, 9, 2, 2, true, false, true, true,
-			{4, 1, 1, false, true}, {8, 1, 1, false, false}},
+			{4, 1, 1, 0, false, true}, {8, 1, 1, 0, false, false}},
 		{DTYPE_Q1_0, DTYPE_Q8_0, 256, 64, 6, 5, 1, true, false, false, false,
-			{2, 1, 1, true, false}, {1, 3, 4, false, false}},
+			{2, 1, 1, 1, true, false}, {1, 3, 4, 3, false, false}},
 		/* Tiles of a subgroup one after the other, x held; rows that are not whole rounds.
 		 */
 		{DTYPE_Q4_K, DTYPE_Q4_K, 1024, 768, 9, 4, 1, true, true, true, true,
-			{2, 1, 4, true, true}, {1, 3, 4, true, false}},
+			{2, 1, 4, 2, true, true}, {1, 3, 4, 0, true, false}},
 		{DTYPE_Q4_K, DTYPE_Q4_K, 512, 768, 5, 2, 1, true, true, false, false,
-			{4, 1, 4, true, true}, {1, 3, 4, false, false}},
+			{4, 1, 4, 0, true, true}, {1, 3, 4, 0, false, false}},
 		/* As many rows as there can be. */
 		{DTYPE_Q4_K, DTYPE_Q4_K, 256, 256, 65, 4, 8, true, true, true, true,
-			{2, 1, 4, true, false}, {1, 3, 4, true, false}},
+			{2, 1, 4, 1, true, false}, {1, 3, 4, 3, true, false}},
 		{DTYPE_Q8_0, DTYPE_Q8_0, 128, 64, 101, 7, 7, true, false, false, false,
-			{2, 1, 2, true, false}, {1, 2, 2, true, false}},
+			{2, 1, 2, 2, true, false}, {1, 2, 2, 0, true, false}},
 	};
 	struct op_arena a;
 
@@ -328,36 +352,47 @@ static void test_experts(void **state)
 	op_arena_fini(&a);
 }
 
-/* Chains that cannot be are left to op_experts. */
-static void test_not_chained(void **state)
+/* What does not fit is left to op_experts. */
+static void test_what_does_not_fit(void **state)
 {
-	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, false, false, true,
-		{2, 1, 1, false, false}, {2, 1, 1, false, false}};
+	struct shape s = {DTYPE_Q8_0, DTYPE_Q8_0, 64, 64, 4, 2, 1, true, true, false, true,
+		{2, 1, 1, 0, false, false}, {2, 1, 1, 0, false, false}};
+	struct op_experts_params first, second;
+	struct err e = ERR_NULL;
 	static struct site t;
 	struct op_arena a;
 
 	(void)state;
 	op_arena_init(&a, ARENA_BYTES, seed);
 	init_site(&a, &s, &t);
-	t.first.is_exact = true;
-	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.second, NULL));
-	t.first.is_exact = false;
-	t.second.staging = t.first.staging;
-	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.second, NULL));
-	init_site(&a, &s, &t);
-	t.second.n_staging_bytes--;
-	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.second, NULL));
-	init_site(&a, &s, &t);
-	t.first.n_rows = t.second.n_rows = 2; /* each expert has a row: they are grouped */
-	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.second, NULL));
-	init_site(&a, &s, &t);
-	t.first.w[1].dtype = DTYPE_F32;
-	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.second, NULL));
-	assert_int_equal(t.first.next, 0);
-	assert_false(t.second.is_staged);
-	struct err e = ERR_NULL;
+	assert_true(op_matvec_experts_fits(a.pool, &t.first));
+	assert_true(op_matvec_experts_fits(a.pool, &t.second));
+#define REFUSED(change)                                                \
+	do {                                                           \
+		first = t.first;                                       \
+		second = t.second;                                     \
+		change;                                                \
+		assert_false(op_matvec_experts_fits(a.pool, &first) && \
+			     op_matvec_experts_fits(a.pool, &second)); \
+	} while (0)
+	REFUSED(first.is_exact = true);
+	REFUSED(first.is_far = true);
+	REFUSED(first.n_staging_bytes = op_matvec_staging_bytes(64, 1) - 1);
+	REFUSED(first.staging = 0);
+	REFUSED(first.n_rows = 2); /* each expert has a row: they are grouped */
+	REFUSED(first.w[1].dtype = DTYPE_F32);
+	REFUSED(first.n_used = 5);
+	REFUSED(second.gain = t.first.gain);
+	REFUSED(second.x += 4);
+	REFUSED(second.w[0].dtype = DTYPE_F16);
+#undef REFUSED
 	assert_int_equal(
-		op_matvec_experts_record(a.pool, op_arena_begin(&a), &t.second, &e), -EINVAL);
+		op_matvec_experts_record(a.pool, op_arena_begin(&a), &second, &e), -EINVAL);
+	second = t.second;
+	t.after.is_exact = true;
+	assert_false(op_matvec_experts_chain(a.pool, &second, &t.after));
+	assert_false(op_matvec_experts_chain(a.pool, &t.first, &t.after));
+	assert_true(second.next == 0 && !t.after.is_staged);
 	op_arena_fini(&a);
 }
 
@@ -365,7 +400,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_experts),
-		CASE(test_not_chained),
+		CASE(test_what_does_not_fit),
 	};
 
 	on_device_warm_up();

@@ -8,6 +8,7 @@
 #include "vk/command.h"
 #include "workerd/ops/group.h"
 #include "workerd/ops/matrix-experts.h"
+#include "workerd/ops/matvec-experts.h"
 #include "workerd/ops/pool.h"
 #include "workerd/ops/variant.h"
 
@@ -170,8 +171,8 @@ int op_experts_record_sums(struct op_pool *pool, struct vk_command *c,
 	uint32_t n_columns = ABI_MIX_COLUMNS * op_pool_get_subgroup_size(pool);
 
 	vk_command_barrier(c);
-	return op_pool_dispatch(pool, c, &kernel, &push, (push.n + n_columns - 1) / n_columns,
-		p->n_rows, ret_err);
+	return op_pool_dispatch(
+		pool, c, &kernel, &push, (push.n + n_columns - 1) / n_columns, p->n_rows, ret_err);
 }
 
 static int record_mix(struct op_pool *pool, struct vk_command *c, const struct op_experts_params *p,
@@ -195,6 +196,8 @@ int op_experts_record(struct op_pool *pool, struct vk_command *c, const struct o
 			: p->is_routed ? ABI_EXPERTS_ROWS_CHOICE
 				       : ABI_EXPERTS_ROWS_ROUTE;
 
+	if (op_matvec_experts_fits(pool, p))
+		return op_matvec_experts_record(pool, c, p, ret_err);
 	if (op_matrix_experts_fits(pool, p))
 		return op_matrix_experts_record(pool, c, p, ret_err);
 	int r = p->finish == OP_EXPERTS_SWIGLU ? record_swiglu(pool, c, p, rows, ret_err)

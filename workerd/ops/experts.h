@@ -52,11 +52,8 @@ struct op_experts_params {
 	uint64_t m;    /* of u32: rows of the step */
 	uint32_t n_used;
 	bool is_routed; /* choice has been made, for few rows too */
-	/*
-	 * See op_matvec_experts_chain, and struct op_matmul_params; pairs have rows of their own.
-	 * Of what is computed otherwise x is there anyway.
-	 */
-	bool is_staged;
+	bool is_staged; /* SWIGLU: a router has left x as bytes in staging; x is there anyway */
+	/* MIX: see op_matvec_experts_chain, and struct op_matmul_params. */
 	uint64_t next;
 	uint64_t next_gain;
 	uint32_t next_order;

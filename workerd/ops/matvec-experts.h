@@ -3,9 +3,8 @@
 #define WORKERD_OPS_MATVEC_EXPERTS_H
 
 /*
- * What op_experts does for few rows, with integer dot products (shaders/matvec-experts.comp): two
- * ops, the first of which leaves its outputs to the second as bytes only. Engine thread, when
- * commands are recorded.
+ * What op_experts does for few rows, with integer dot products (shaders/matvec-experts.comp).
+ * Engine thread, when commands are recorded.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,22 +24,28 @@ struct op_matvec_experts_shape {
 	uint32_t n_rows;      /* of W: 1, 2, 4 or 8; with SWIGLU not 1 */
 	uint32_t n_unroll;    /* 1 to 4 */
 	uint32_t n_subgroups; /* where the output is staged so that it divides 32 */
+	uint32_t n_groups;    /* at most so many workgroups a pair, which loop; 0: no such limit */
 	bool is_ahead; /* loads of the next round, or tile, are under way before one is summed */
 	bool is_held;  /* SWIGLU: x stays in registers where they are whole */
 };
 
-/*
- * Can both be computed this way? Then sets first->next... and second->is_staged; both have stagings
- * of their own, second's of rows for all pairs. And after, when not NULL, the op that multiplies
- * what second adds to, is staged by second where that fits: after->is_staged says so.
- */
-bool op_matvec_experts_chain(const struct op_pool *pool, struct op_experts_params *first,
-	struct op_experts_params *second, struct op_matmul_params *after);
+/* Can it be computed this way? Then op_matvec_experts_record does not refuse it. */
+bool op_matvec_experts_fits(const struct op_pool *pool, const struct op_experts_params *params);
 
-/* ABI_QUANT_ORDER_* of the bytes in the op's staging, after op_matvec_experts_chain. */
+/*
+ * Spares the op that multiplies what MIX adds to the making of its bytes, where that fits and can:
+ * sets params->next... and after->is_staged, and returns true. Then after is recorded next.
+ */
+bool op_matvec_experts_chain(const struct op_pool *pool, struct op_experts_params *params,
+	struct op_matmul_params *after);
+
+/* Is it worth it? On a GPU it leaves so few workgroups that it is not. */
+bool op_matvec_experts_wants_chain(const struct op_pool *pool);
+
+/* ABI_QUANT_ORDER_* of the bytes of SWIGLU's x in its staging, where it fits. */
 uint32_t op_matvec_experts_get_order(const struct op_experts_params *params);
 
-/* One of the two, after op_matvec_experts_chain. As op_experts_record. */
+/* As op_experts_record. */
 int must_check op_matvec_experts_record(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *params, struct err *ret_err);
 
