@@ -17,7 +17,11 @@
  * taken are read, wherever their table says they are.
  */
 #include "common.glsl"
+#if defined(DTYPE_Q4_K)
+#include "matrix-q4_k.glsl"
+#else
 #include "matrix-dtype.glsl"
+#endif
 #include "matrix-spec.glsl"
 #include "matrix.glsl"
 

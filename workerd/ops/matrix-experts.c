@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/dtype.h"
 #include "proto/util/cleanup.h"
 #include "proto/util/err.h"
 #include "vk/command.h"
@@ -17,17 +18,31 @@ enum { MAX_GRID_Y = 65535 }; /* Vulkan promises no more */
 
 /*
  * By rows of a group, the smaller ones first; measured on an H200. Most experts have fewer rows
- * than a tile, and pay for those that they have.
+ * than a tile, and pay for all but whole matrices of those.
  */
 static const struct op_matrix_tile tiles[] = {
 	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1, .is_ragged = true},
-	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1, .is_ragged = true},
+	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 16, .sm = 64, .n_buffers = 1, .is_ragged = true},
 };
 
-/* Narrow enough for a subgroup of eight lanes. */
+/* Narrow enough for a subgroup of eight lanes; with steps of 64 where a format wants those. */
 static const struct op_matrix_tile narrow_tile = {
 	.bn = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1, .is_ragged = true};
+
+static bool is_swiglu(const struct op_experts_params *p)
+{
+	return p->finish == OP_EXPERTS_SWIGLU;
+}
+
+/* Do steps of the tile have whole units of the format? */
+static bool fits_format(const struct op_experts_params *p, const struct op_matrix_tile *tile)
+{
+	for (uint32_t i = 0; i < (is_swiglu(p) ? 2 : 1); i++)
+		if (p->w[i].dtype == DTYPE_Q4_K && tile->bk % 64 != 0)
+			return false;
+	return true;
+}
 
 struct op_matrix_tile op_matrix_experts_choose(
 	const struct op_pool *pool, const struct op_experts_params *p)
@@ -41,14 +56,11 @@ struct op_matrix_tile op_matrix_experts_choose(
 		tile = tiles[i];
 	}
 	tile.bm = (uint16_t)p->wide_rows;
+	if (!fits_format(p, &tile))
+		tile.bk = 64;
 	if (p->w[0].ne[0] % tile.bk)
 		tile.bk = 32;
 	return tile;
-}
-
-static bool is_swiglu(const struct op_experts_params *p)
-{
-	return p->finish == OP_EXPERTS_SWIGLU;
 }
 
 /* Rows of x for each row of the step. */
@@ -83,7 +95,7 @@ bool op_matrix_experts_fits(const struct op_pool *pool, const struct op_experts_
 	/* Quads of x and bytes of a row of y are counted in 32 bits. */
 	return count_staged(p) <= p->n_staging_bytes && n_x / 16 < UINT32_MAX &&
 	       n < UINT32_MAX / sizeof(float) && n / (tile.bn / 2) < MAX_GRID_Y &&
-	       op_matrix_tile_bind(pool, &tile, k, &kernel);
+	       fits_format(p, &tile) && op_matrix_tile_bind(pool, &tile, k, &kernel);
 }
 
 bool op_matrix_experts_chain(const struct op_pool *pool, struct op_experts_params *first,
@@ -123,7 +135,8 @@ static int record_part(struct op_pool *pool, struct vk_command *c,
 	};
 
 	if (!op_matrix_tile_find_kernel(w, true, &kernel.id) || tile->bm != p->wide_rows ||
-		tile->is_direct || !op_matrix_tile_bind(pool, tile, w->ne[0], &kernel))
+		!fits_format(p, tile) || tile->is_direct ||
+		!op_matrix_tile_bind(pool, tile, w->ne[0], &kernel))
 		return err_set(ret_err, ENOTSUP, "a shape or tile without kernel");
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = finish;
 	uint32_t n_slots = op_group_count_wide(p->n_rows, push.n_expert, p->n_used, p->wide_rows);
