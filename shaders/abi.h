@@ -218,6 +218,13 @@ struct abi_matrix_decode {
 	ABI_U32 pad;
 };
 
+/*
+ * Orders of the f16 in a row: as they are, or of each four the second and the third in each other's
+ * place (matrix-q4_k.glsl).
+ */
+#define ABI_STAGE_PLAIN 0
+#define ABI_STAGE_SWAPPED 1
+
 struct abi_stage {
 	ABI_ADDRESS x;    /* [m n_share][k] f32, or what want chooses from */
 	ABI_ADDRESS y;    /* [m n_share][k] f16 */
@@ -227,7 +234,7 @@ struct abi_stage {
 	ABI_U32 n_share;  /* rows of x for each of *m */
 	ABI_U32 k;        /* a multiple of 8 */
 	ABI_F32 eps;
-	ABI_U32 pad;
+	ABI_U32 order;    /* ABI_STAGE_* */
 };
 
 struct abi_quantize {
@@ -388,7 +395,7 @@ struct abi_matrix_experts {
 	ABI_U32 n_used;
 	ABI_U32 x_share; /* pairs that have one row of x: n_used or 1 */
 	ABI_U32 is_half; /* 1: y is f16 */
-	ABI_U32 pad;
+	ABI_U32 order;   /* of it: ABI_STAGE_* */
 };
 
 /* Experts of few rows by bytes. */

@@ -63,6 +63,8 @@ void store_output(uint i, uint j, float v)
 	if (at >= push.n)
 		return;
 	if (push.is_half != 0) {
+		if (push.order == ABI_STAGE_SWAPPED)
+			at = at & ~3u | (at & 1) << 1 | at >> 1 & 1;
 		HalvesOut(address_at(push.y, pair_of(i), 2 * push.n)).at[at] =
 			float16_t(clamp(v, -HALF_MAX, HALF_MAX));
 		return;

@@ -11,6 +11,9 @@
  *
  * Rows begin at multiples of 16 bytes; steps of k are multiples of 64. d s and e t are rounded to f16,
  * and what becomes of them.
+ *
+ * Of each four numbers the second and the third change places, as they do in x (ABI_STAGE_SWAPPED):
+ * bytes two apart become halves side by side at no cost.
  */
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 
@@ -45,10 +48,8 @@ f16vec2 nibble_halves(uint word)
 /* The nibbles of four bytes at bits 0, 8, 16 and 24. */
 uvec2 expand_four(uint word, f16vec2 scale, f16vec2 minimum)
 {
-	f16vec2 a = fma(nibble_halves(word), scale, -minimum);
-	f16vec2 b = fma(nibble_halves(word >> 8), scale, -minimum);
-
-	return uvec2(packFloat2x16(f16vec2(a.x, b.x)), packFloat2x16(f16vec2(a.y, b.y)));
+	return uvec2(packFloat2x16(fma(nibble_halves(word), scale, -minimum)),
+		packFloat2x16(fma(nibble_halves(word >> 8), scale, -minimum)));
 }
 
 void w_decode(uvec2 row, uint unit, uint raw[W_RAW], out uvec4 ret_quads[W_QUADS])

@@ -4,6 +4,8 @@
  * y[i] = x[i] as f16, what is beyond its range as its largest; with NORM
  * x[i] gain / sqrt(mean(x[i]^2) + eps); with GATHER of x[want[i]]. For matrix.comp.
  *
+ * Each four numbers are in the order that is asked for.
+ *
  * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m n_share][k] f16.
  * Grid: x: a workgroup for each row of y. Bindings: none; addresses in struct abi_stage.
  */
@@ -74,6 +76,8 @@ void main()
 		vec4 v = Vecs(x).at[q];
 		if (NORM != 0)
 			v *= scale * Vecs(push.gain).at[q];
+		if (push.order == ABI_STAGE_SWAPPED)
+			v = v.xzyw;
 		PairsOut(y).at[q] = uvec2(pack(v.x, v.y), pack(v.z, v.w));
 	}
 }

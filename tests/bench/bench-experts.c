@@ -557,20 +557,17 @@ static void run_few(struct bench *b)
 static const struct op_matrix_tile tiles[] = {
 	{0},
 	{.bn = 128, .bm = 64, .bk = 64, .sn = 16, .sm = 64, .n_buffers = 1, .is_ragged = true},
+	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1, .is_ragged = true},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 16, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 32, .bk = 64, .sn = 64, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 32, .bk = 128, .sn = 32, .sm = 32, .n_buffers = 1},
-	{.bn = 128, .bm = 32, .bk = 128, .sn = 16, .sm = 32, .n_buffers = 1},
-	{.bn = 64, .bm = 32, .bk = 128, .sn = 16, .sm = 32, .n_buffers = 1},
+	{.bn = 64, .bm = 32, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
 	{.bn = 64, .bm = 32, .bk = 64, .sn = 16, .sm = 32, .n_buffers = 1},
 	{.bn = 256, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
-	{.bn = 256, .bm = 32, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
+	{.bn = 128, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 1},
 	{.bn = 128, .bm = 48, .bk = 64, .sn = 16, .sm = 48, .n_buffers = 1},
 	{.bn = 128, .bm = 16, .bk = 64, .sn = 16, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 16, .bk = 128, .sn = 32, .sm = 16, .n_buffers = 1},
-	{.bn = 256, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
+	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
 };
 
 static void run_many(struct bench *b, uint32_t n_rows)

@@ -230,8 +230,13 @@ static void get_h(const struct op_arena *a, const struct shape *s, const struct 
 	const uint16_t *halves = (const uint16_t *)(a->map + l->h) + (uint64_t)pair * s->n_ff;
 	const float *floats = op_arena_floats(a, l->h) + (uint64_t)pair * s->n_ff;
 
-	for (uint32_t j = 0; j < s->n_ff; j++)
-		ret_h[j] = s->is_chained ? ref_ops_from_half(halves[j]) : floats[j];
+	for (uint32_t j = 0; j < s->n_ff; j++) {
+		uint32_t at = j;
+		/* As the kernel behind it wants them. */
+		if (s->dtypes[DOWN] == DTYPE_Q4_K)
+			at = j / 4 * 4 + j % 2 * 2 + j / 2 % 2;
+		ret_h[j] = s->is_chained ? ref_ops_from_half(halves[at]) : floats[j];
+	}
 }
 
 /* A row's h against the reference, its y against that of the h that was found. */
@@ -339,6 +344,22 @@ static void test_mixed_formats(void **state)
 
 	(void)state;
 	op_arena_init(&a, ARENA_BYTES, seed);
+	run_shape(&s, &a);
+	s.dtypes[GATE] = DTYPE_Q4_K; /* which wants x in another order */
+	s.n_ff = 64;
+	run_shape(&s, &a);
+	s = (struct shape){.dtypes = {DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K},
+		.n_expert = 5,
+		.n_used = 2,
+		.n_embd = 256,
+		.n_ff = 256,
+		.m = 37,
+		.n_rows = 64,
+		.is_chained = true,
+		.wide_rows = 16};
+	run_shape(&s, &a);
+	s.dtypes[GATE] = s.dtypes[UP] = DTYPE_Q8_0;
+	s.dtypes[DOWN] = DTYPE_Q4_K;
 	run_shape(&s, &a);
 	op_arena_fini(&a);
 }

@@ -44,9 +44,10 @@ struct op_experts_params {
 	uint64_t pairs;  /* of [m * n_used] u32, for many rows */
 	uint64_t groups; /* see op_group_count_slots, for many rows */
 	uint64_t wide;   /* see op_group_count_wide; 0: there are none */
-	uint32_t wide_rows; /* of a group of those, see op_group_choose_wide */
-	bool is_half;       /* see op_matrix_experts_chain; x of MIX, y of SWIGLU are f16 */
-	uint64_t staging;   /* for x in another form, theirs until the next op; 0: there is none */
+	uint32_t wide_rows;  /* of a group of those, see op_group_choose_wide */
+	bool is_half;        /* x of MIX, y of SWIGLU are f16, see op_matrix_experts_chain */
+	uint32_t half_order; /* of those: ABI_STAGE_* */
+	uint64_t staging;    /* for x in another form, theirs until the next op; 0: there is none */
 	uint64_t n_staging_bytes;
 	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
 	uint64_t m;    /* of u32: rows of the step */

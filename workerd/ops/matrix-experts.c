@@ -35,6 +35,12 @@ static bool is_swiglu(const struct op_experts_params *p)
 	return p->finish == OP_EXPERTS_SWIGLU;
 }
 
+/* In which a format's kernel takes x: ABI_STAGE_*. */
+static uint32_t get_order(const struct weights_tensor *w)
+{
+	return w->dtype == DTYPE_Q4_K ? ABI_STAGE_SWAPPED : ABI_STAGE_PLAIN;
+}
+
 /* Do steps of the tile have whole units of the format? */
 static bool fits_format(const struct op_experts_params *p, const struct op_matrix_tile *tile)
 {
@@ -106,6 +112,7 @@ bool op_matrix_experts_chain(const struct op_pool *pool, struct op_experts_param
 		!op_matrix_experts_fits(pool, second))
 		return false;
 	first->is_half = second->is_half = true;
+	first->half_order = second->half_order = get_order(&second->w[0]);
 	return true;
 }
 
@@ -132,6 +139,7 @@ static int record_part(struct op_pool *pool, struct vk_command *c,
 		.n_used = p->n_used,
 		.x_share = is_swiglu(p) ? p->n_used : 1,
 		.is_half = p->is_half && finish == ABI_TILE_FINISH_SWIGLU,
+		.order = p->half_order,
 	};
 
 	if (!op_matrix_tile_find_kernel(w, true, &kernel.id) || tile->bm != p->wide_rows ||
@@ -144,6 +152,26 @@ static int record_part(struct op_pool *pool, struct vk_command *c,
 		(push.n + n_out - 1) / n_out, ret_err);
 }
 
+/* x as f16 in staging, and a barrier. */
+static int record_stage(struct op_pool *pool, struct vk_command *c,
+	const struct op_experts_params *p, uint32_t order, struct err *ret_err)
+{
+	const struct op_stage_params stage = {.x = p->x,
+		.y = p->staging,
+		.gain = p->gain,
+		.m = p->m,
+		.n_share = count_share(p),
+		.k = (uint32_t)p->w[0].ne[0],
+		.eps = p->eps,
+		.order = order,
+		.n_rows = p->n_rows};
+
+	int r = op_stage_record(pool, c, &stage, ret_err);
+	if (!r)
+		vk_command_barrier(c);
+	return r;
+}
+
 static int record_swiglu(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *p, const struct op_matrix_tile *tile, struct err *ret_err)
 {
@@ -153,6 +181,10 @@ static int record_swiglu(struct op_pool *pool, struct vk_command *c,
 	if (r)
 		return r;
 	vk_command_barrier(c);
+	if (get_order(&p->w[1]) != get_order(&p->w[0]))
+		r = record_stage(pool, c, p, get_order(&p->w[1]), ret_err);
+	if (r)
+		return r;
 	return record_part(pool, c, p, tile, 1, ABI_TILE_FINISH_GATE, p->y, ret_err);
 }
 
@@ -164,28 +196,10 @@ static int record_mix(struct op_pool *pool, struct vk_command *c, const struct o
 	return r ? r : op_experts_record_sums(pool, c, p, ret_err);
 }
 
-static int record_stage(struct op_pool *pool, struct vk_command *c,
-	const struct op_experts_params *p, struct err *ret_err)
-{
-	const struct op_stage_params stage = {.x = p->x,
-		.y = p->staging,
-		.gain = p->gain,
-		.m = p->m,
-		.n_share = count_share(p),
-		.k = (uint32_t)p->w[0].ne[0],
-		.eps = p->eps,
-		.n_rows = p->n_rows};
-
-	int r = op_stage_record(pool, c, &stage, ret_err);
-	if (!r)
-		vk_command_barrier(c);
-	return r;
-}
-
 int op_matrix_experts_record_tile(struct op_pool *pool, struct vk_command *c,
 	const struct op_experts_params *p, const struct op_matrix_tile *tile, struct err *ret_err)
 {
-	int r = count_staged(p) ? record_stage(pool, c, p, ret_err) : 0;
+	int r = count_staged(p) ? record_stage(pool, c, p, get_order(&p->w[0]), ret_err) : 0;
 
 	if (!r)
 		r = is_swiglu(p) ? record_swiglu(pool, c, p, tile, ret_err)

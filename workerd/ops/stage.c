@@ -25,6 +25,7 @@ int op_stage_record(struct op_pool *pool, struct vk_command *c, const struct op_
 		.n_share = p->n_share,
 		.k = p->k,
 		.eps = p->eps,
+		.order = p->order,
 	};
 
 	return op_pool_dispatch(

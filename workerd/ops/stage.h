@@ -20,6 +20,7 @@ struct op_stage_params {
 	uint32_t n_share; /* rows of x for each of m */
 	uint32_t k;       /* a multiple of 8 */
 	float eps;        /* of the norm */
+	uint32_t order;   /* of each four numbers of y: ABI_STAGE_* */
 	uint32_t n_rows;  /* the most that m can be */
 };
 
