@@ -115,7 +115,8 @@ static void fill_tables(struct op_arena *a, const struct shape *s, const struct 
 static struct op_experts_params get_params(
 	const struct op_arena *a, const struct shape *s, const struct layer *l, bool is_down)
 {
-	struct op_experts_params p = {.finish = is_down ? OP_EXPERTS_MIX : OP_EXPERTS_SWIGLU,
+	struct op_experts_params p = {.is_exact = true,
+		.finish = is_down ? OP_EXPERTS_MIX : OP_EXPERTS_SWIGLU,
 		.x = op_arena_address(a, is_down ? l->h : l->x),
 		.y = op_arena_address(a, is_down ? l->y : l->h),
 		.z = op_arena_address(a, l->z),
