@@ -93,8 +93,12 @@
 /* 1: y gain, and the squares are summed */
 #define ABI_MATVEC_SPEC_NEXT_NORM (ABI_SPEC_KERNEL + 11)
 
-/* Units of a lane whose x stays in registers, k = 64 SUBGROUP HOLD; 0: x is read for each tile. */
+/* Units of a lane whose x stays in registers; 0: x is read for each tile. */
 #define ABI_MATVEC_SPEC_HOLD (ABI_SPEC_KERNEL + 12)
+/* Subgroups that share a tile, each with HOLD units a lane: k <= 64 SUBGROUP HOLD SPLIT */
+#define ABI_MATVEC_SPEC_SPLIT (ABI_SPEC_KERNEL + 13)
+/* Tiles of each that they make before they add up; without NEXT, which says it itself */
+#define ABI_MATVEC_SPEC_RUN (ABI_SPEC_KERNEL + 14)
 
 /* Of experts: as matvec; UNITS: with MIX those of a row's pairs, else 0. */
 #define ABI_MATVEC_EXPERTS_SPEC_ROUTE ABI_QUANT_SPEC_GATHER /* 1: choice is made from logits */

@@ -63,8 +63,14 @@ uvec4 load_quad(int c, uint unit, int q, uint n_units)
 	return unit / 4 % 2 != 0 ? v >> 16 | v.yzwx << 16 : v.yzwx;
 }
 
-/* The scale of those 32 numbers of x, and the sum of the codes: of the quad where it is spread. */
-vec2 load_half(int c, uint unit, int q, uint n_units)
+/* Of 32 numbers of x, of a quad of them where it is spread. */
+struct half_x {
+	float scale;
+	float sum; /* of the codes, for formats with minima */
+	int start; /* where a dot product begins for what all codes of W are too great by */
+};
+
+half_x load_half(int c, uint unit, int q, uint n_units)
 {
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? q % 2 : q / 2;
@@ -73,35 +79,34 @@ vec2 load_half(int c, uint unit, int q, uint n_units)
 	int low = bitfieldExtract(int(v.y), 0, 16), high = bitfieldExtract(int(v.y), 16, 16);
 	int sum = !IS_SPREAD ? low + high : unit % 2 == 0 ? low : high;
 
-	return vec2(uintBitsToFloat(v.x), HAS_BIAS ? float(sum) : 0.0);
+	return half_x(uintBitsToFloat(v.x), float(sum), -BIAS * sum);
 }
 
 /* x of column 0 of the lane's units, with HOLD, as load_quad() and load_half() say. */
 const int N_X_UNITS = HOLD > 0 ? HOLD : 1;
 uvec4 kept_quads[N_X_UNITS][4];
-vec2 kept_halves[N_X_UNITS][4];
+half_x kept_halves[N_X_UNITS][4];
+
+/* Unit h of those that the lane keeps: the subgroups that share a tile have them in turn. */
+uint kept_round(int h)
+{
+	return gl_SubgroupID % SPLIT * HOLD + h;
+}
 
 void keep_x()
 {
+	uint n_units = push.k / 64;
+
 	[[unroll]] for (int h = 0; h < HOLD; h++) {
-		uint unit = h * SUBGROUP + lane();
+		uint unit = kept_round(h) * SUBGROUP + lane();
+		if (WHOLE == 0)
+			unit = min(unit, n_units - 1);
 		[[unroll]] for (int q = 0; q < 4; q++) {
-			kept_quads[h][q] = load_quad(0, unit, q, push.k / 64);
-			if (IS_SPREAD || q % 2 != 0)
-				kept_halves[h][q] = load_half(0, unit, q, push.k / 64);
+			kept_quads[h][q] = load_quad(0, unit, q, n_units);
+			if (IS_SPREAD || q % 2 == 0)
+				kept_halves[h][q] = load_half(0, unit, q, n_units);
 		}
 	}
-}
-
-/* h: the number of the unit among the lane's. */
-uvec4 x_quad(int c, int h, uint unit, int q, uint n_units)
-{
-	return HOLD > 0 ? kept_quads[h][q] : load_quad(c, unit, q, n_units);
-}
-
-vec2 x_half(int c, int h, uint unit, int q, uint n_units)
-{
-	return HOLD > 0 ? kept_halves[h][q] : load_half(c, unit, q, n_units);
 }
 
 int dot_quad(int sum, uvec4 w, uvec4 x)
@@ -113,10 +118,32 @@ int dot_quad(int sum, uvec4 w, uvec4 x)
 	return sum;
 }
 
-/* Unit u of the lane's round, which is number h of its units and this one of the row, to all sums. */
-void add_unit(int u, int h, uint unit, uint n_units)
+/*
+ * The sum of a unit is made for itself and then added to those before it, whoever makes it: so the
+ * order of all is the same where subgroups share k.
+ */
+float add_product(float sum, int dot, vec2 scales, half_x x)
+{
+	precise float v = scales.x * float(dot);
+
+	if (HAS_MINIMA)
+		v = fma(-scales.y, x.sum, v);
+	return fma(x.scale, v, sum);
+}
+
+float add_sums(float a, float b)
+{
+	precise float sum = a + b;
+
+	return sum;
+}
+
+/* Unit u of the lane's round, this one of the row, to all sums. */
+void add_unit(int u, uint unit, uint n_units)
 {
 	int dots[ROWS][COLUMNS];
+	float unit_sums[ROWS][COLUMNS];
+	half_x halves[COLUMNS];
 
 	[[unroll]] for (int q = 0; q < 4; q++) {
 		bool is_first = IS_SPREAD || q % 2 == 0, is_last = IS_SPREAD || q % 2 != 0;
@@ -128,20 +155,39 @@ void add_unit(int u, int h, uint unit, uint n_units)
 				scales[r] = take_scales(r, u, q);
 		}
 		[[unroll]] for (int c = 0; c < COLUMNS; c++) {
-			uvec4 x = x_quad(c, h, unit, q, n_units);
+			uvec4 x = load_quad(c, unit, q, n_units);
+			if (is_first)
+				halves[c] = load_half(c, unit, q, n_units);
 			[[unroll]] for (int r = 0; r < ROWS; r++)
-				dots[r][c] = dot_quad(is_first ? 0 : dots[r][c], w[r], x);
+				dots[r][c] = dot_quad(
+					is_first ? halves[c].start : dots[r][c], w[r], x);
 			if (!is_last)
 				continue;
-			vec2 half_x = x_half(c, h, unit, q, n_units);
-			[[unroll]] for (int r = 0; r < ROWS; r++) {
-				precise float v = scales[r].x * float(dots[r][c]);
-				if (HAS_BIAS)
-					v = fma(-scales[r].y, half_x.y, v);
-				sums[r][c] = fma(half_x.x, v, sums[r][c]);
-			}
+			[[unroll]] for (int r = 0; r < ROWS; r++)
+				unit_sums[r][c] =
+					add_product(q == (IS_SPREAD ? 0 : 1) ? 0.0 : unit_sums[r][c],
+						dots[r][c], scales[r], halves[c]);
 		}
 	}
+	[[unroll]] for (int r = 0; r < ROWS; r++)
+		[[unroll]] for (int c = 0; c < COLUMNS; c++)
+			sums[r][c] = add_sums(sums[r][c], unit_sums[r][c]);
+}
+
+/* The sum of unit h of those that the lane keeps, of the row that is held. */
+float sum_kept(int h)
+{
+	float sum = 0.0;
+	int dot = 0;
+
+	[[unroll]] for (int q = 0; q < 4; q++) {
+		half_x x = kept_halves[h][IS_SPREAD ? q : q / 2 * 2];
+		dot = dot_quad(IS_SPREAD || q % 2 == 0 ? x.start : dot, take_quad(0, 0, q),
+			kept_quads[h][q]);
+		if (IS_SPREAD || q % 2 != 0)
+			sum = add_product(sum, dot, take_scales(0, 0, q), x);
+	}
+	return WHOLE != 0 || kept_round(h) * SUBGROUP + lane() < push.k / 64 ? sum : 0.0;
 }
 
 void add_round(uint round)
@@ -151,7 +197,7 @@ void add_round(uint round)
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
 		uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
 		if (WHOLE != 0 || unit < n_units)
-			add_unit(u, HOLD > 0 ? int(round) * UNROLL + u : 0, unit, n_units);
+			add_unit(u, unit, n_units);
 	}
 }
 

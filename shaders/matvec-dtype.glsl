@@ -7,9 +7,9 @@
  * in the `raw` layout, which is GGUF's.
  *
  * A row of k, k % 64 == 0, is cut into units of 64 numbers, one for a lane, those into four quads of
- * 16 and two halves. The numbers of a quad are scale (code - bias): take_quad() gives the codes as
- * four words of bytes, in the ORDER in which x is staged, and take_scales() the scale and what each
- * number of x takes off, scale * bias; that is where formats with minima have theirs.
+ * 16 and two halves. The numbers of a quad are scale (code - BIAS) - minimum: take_quad() gives the
+ * codes as four words of bytes, in the ORDER in which x is staged, and take_scales() the scale and,
+ * where a format HAS_MINIMA, the minimum.
  *
  * The blocks of most formats are no multiples of 4 bytes: lanes that read their own units would
  * touch many lines of memory an instruction. So a subgroup copies whole rounds (UNROLL units a lane)
@@ -30,36 +30,41 @@
  */
 #if defined(DTYPE_Q8_0)
 #define GROUP_WORDS 136 /* of eight units */
-#define HAS_BIAS false
+#define BIAS 0
 #define IS_SPREAD false
 #elif defined(DTYPE_Q4_0)
 #define GROUP_WORDS 72
-#define HAS_BIAS true
+#define BIAS 8
 #define IS_SPREAD false
 #elif defined(DTYPE_Q4_K)
 #define IS_IN_PLACE
-#define HAS_BIAS true
+#define BIAS 0
 #define IS_SPREAD false
 #elif defined(DTYPE_Q6_K)
 #define GROUP_WORDS 105
-#define HAS_BIAS true
+#define BIAS 32
 #define IS_SPREAD true
 #elif defined(DTYPE_TQ2_0)
 #define GROUP_WORDS 33
-#define HAS_BIAS true
+#define BIAS 1
 #define IS_SPREAD true
 #elif defined(DTYPE_Q2_0)
 #define GROUP_WORDS 36
-#define HAS_BIAS true
+#define BIAS 1
 #define IS_SPREAD false
 #elif defined(DTYPE_Q1_0)
 #define GROUP_WORDS 18
-#define HAS_BIAS true
+#define BIAS 1
 #define IS_SPREAD false
 #else
 #error "no DTYPE_ defined"
 #endif
 
+#if defined(DTYPE_Q4_K)
+#define HAS_MINIMA true
+#else
+#define HAS_MINIMA false
+#endif
 
 /*
  * Blocks of Q6_K are an odd number of halves. Where x is used by several rows, its quads are turned
@@ -75,38 +80,41 @@ const bool IS_TURNED = false;
 /* Units of all lanes in one round. */
 const uint ROUND_UNITS = SUBGROUP * UNROLL;
 
+/* Rounds of rows that are loaded at a time: with HOLD, of UNROLL 1, all those of a tile. */
+const int N_SLOTS = HOLD > 0 ? ROWS * HOLD : ROWS;
+/* Of them, those that are summed at a time. */
+const int N_HELD = HOLD > 0 ? 1 : ROWS;
+
 #if defined(IS_IN_PLACE)
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 at[]; };
 
 const int N_RAW = 3 * UNROLL;
 
-uvec4 w_next[ROWS][N_RAW]; /* header and two quads of codes a unit */
-uvec4 w_held[ROWS][N_RAW];
+uvec4 w_next[N_SLOTS][N_RAW]; /* header and two quads of codes a unit */
+uvec4 w_held[N_HELD][N_RAW];
 
-/* Starts the loads of a round. Lanes behind the row's end load its last unit. */
-void fetch_round(uint round)
+/* Starts the loads of a round of row r. Lanes behind the row's end load its last unit. */
+void fetch_slot(int slot, int r, uint round)
 {
 	[[unroll]] for (int u = 0; u < UNROLL; u++) {
 		uint unit = round * ROUND_UNITS + u * SUBGROUP + lane();
 		if (WHOLE == 0)
 			unit = min(unit, push.k / 64 - 1);
-		[[unroll]] for (int r = 0; r < ROWS; r++) {
-			Quads row = Quads(w_rows[r]);
-			uint block = 9 * (unit / 4);
-			w_next[r][3 * u] = row.at[block];
-			w_next[r][3 * u + 1] = row.at[block + 1 + 2 * (unit % 4)];
-			w_next[r][3 * u + 2] = row.at[block + 2 + 2 * (unit % 4)];
-		}
+		Quads row = Quads(w_rows[r]);
+		uint block = 9 * (unit / 4);
+		w_next[slot][3 * u] = row.at[block];
+		w_next[slot][3 * u + 1] = row.at[block + 1 + 2 * (unit % 4)];
+		w_next[slot][3 * u + 2] = row.at[block + 2 + 2 * (unit % 4)];
 	}
 }
 
-/* What was loaded is what is summed now. */
-void hold_round()
+/* N_HELD of what was loaded, from that slot on, are what is summed now. */
+void hold_slots(int slot)
 {
-	[[unroll]] for (int r = 0; r < ROWS; r++)
+	[[unroll]] for (int r = 0; r < N_HELD; r++)
 		[[unroll]] for (int i = 0; i < N_RAW; i++)
-			w_held[r][i] = w_next[r][i];
+			w_held[r][i] = w_next[slot + r][i];
 }
 
 uvec4 take_quad(int r, int u, int q)
@@ -137,38 +145,36 @@ const uint ROUND_WORDS = ROUND_UNITS / 8 * GROUP_WORDS;
 const uint HELD_WORDS = N_RAW * SUBGROUP; /* of a row in shared memory */
 
 /* One word more: the last one that is read together with its next. */
-shared uint w_held[LOCAL_SIZE / SUBGROUP * ROWS * HELD_WORDS + 1];
-uint w_next[ROWS][N_RAW];
+shared uint w_held[LOCAL_SIZE / SUBGROUP * N_HELD * HELD_WORDS + 1];
+uint w_next[N_SLOTS][N_RAW];
 
-/* Starts the loads of a round. What lies behind the row's end is its last word. */
-void fetch_round(uint round)
+/* Starts the loads of a round of row r. What lies behind the row's end is its last word. */
+void fetch_slot(int slot, int r, uint round)
 {
 	uint first = round * ROUND_WORDS + lane();
+	Words row = Words(w_rows[r]);
 
-	[[unroll]] for (int r = 0; r < ROWS; r++) {
-		Words row = Words(w_rows[r]);
-		[[unroll]] for (int i = 0; i < N_RAW; i++) {
-			uint at = first + i * SUBGROUP;
-			/* Of a whole round, the last words may be more than it has. */
-			if (WHOLE == 0 || (i + 1) * SUBGROUP > ROUND_WORDS)
-				at = min(at, push.n_row_bytes / 4 - 1);
-			w_next[r][i] = row.at[at];
-		}
+	[[unroll]] for (int i = 0; i < N_RAW; i++) {
+		uint at = first + i * SUBGROUP;
+		/* Of a whole round, the last words may be more than it has. */
+		if (WHOLE == 0 || (i + 1) * SUBGROUP > ROUND_WORDS)
+			at = min(at, push.n_row_bytes / 4 - 1);
+		w_next[slot][i] = row.at[at];
 	}
 }
 
 uint held_row(int r)
 {
-	return (gl_SubgroupID * ROWS + r) * HELD_WORDS;
+	return (gl_SubgroupID * N_HELD + r) * HELD_WORDS;
 }
 
-/* What was loaded is what is summed now, whichever lane has it. */
-void hold_round()
+/* N_HELD of what was loaded, from that slot on, are what is summed now, whichever lane has it. */
+void hold_slots(int slot)
 {
 	subgroupBarrier();
-	[[unroll]] for (int r = 0; r < ROWS; r++)
+	[[unroll]] for (int r = 0; r < N_HELD; r++)
 		[[unroll]] for (int i = 0; i < N_RAW; i++)
-			w_held[held_row(r) + i * SUBGROUP + lane()] = w_next[r][i];
+			w_held[held_row(r) + i * SUBGROUP + lane()] = w_next[slot + r][i];
 	subgroupMemoryBarrierShared();
 	subgroupBarrier();
 }
@@ -246,9 +252,8 @@ uvec4 take_quad(int r, int u, int q)
 vec2 take_scales(int r, int u, int q)
 {
 	uint at = held_row(r) + 9 * held_unit(u);
-	float d = q < 2 ? half_low(w_held[at]) : half_high(w_held[at + 4]);
 
-	return vec2(d, 8.0 * d);
+	return vec2(q < 2 ? half_low(w_held[at]) : half_high(w_held[at + 4]), 0.0);
 }
 
 #elif defined(DTYPE_Q6_K)
@@ -301,9 +306,8 @@ vec2 take_scales(int r, int u, int q)
 	uint a = w_held[i], b = w_held[i + 1], d_word = w_held[block_word(r, u) + 52];
 	uint four = (is_block_odd(u) ? a >> 16 | b << 16 : a) >> 8 * t;
 	float d = half_low(is_block_odd(u) ? d_word >> 16 : d_word);
-	d *= float(bitfieldExtract(int(four), 16 * (q % 2), 8));
 
-	return vec2(d, 32.0 * d);
+	return vec2(d * float(bitfieldExtract(int(four), 16 * (q % 2), 8)), 0.0);
 }
 
 #elif defined(DTYPE_TQ2_0)
@@ -318,7 +322,7 @@ uvec4 take_quad(int r, int u, int q)
 
 vec2 take_scales(int r, int u, int q)
 {
-	return vec2(half_low(held_half(r, 33 * (held_unit(u) / 4) + 32)));
+	return vec2(half_low(held_half(r, 33 * (held_unit(u) / 4) + 32)), 0.0);
 }
 
 #elif defined(DTYPE_Q2_0)
@@ -332,7 +336,7 @@ uvec4 take_quad(int r, int u, int q)
 
 vec2 take_scales(int r, int u, int q)
 {
-	return vec2(half_low(held_half(r, 9 * held_unit(u))));
+	return vec2(half_low(held_half(r, 9 * held_unit(u))), 0.0);
 }
 
 #elif defined(DTYPE_Q1_0)
@@ -342,18 +346,30 @@ uvec4 take_quad(int r, int u, int q)
 	uint unit = held_unit(u);
 	uint word = held_word(r, 9 * (unit / 2) + 1 + 4 * (unit % 2) + 2 * (q / 2));
 
-	return (uvec4(word, word >> 1, word >> 2, word >> 3) >> 4 * (q % 2)) & 0x01010101;
+	/* Twice the bit. */
+	return q % 2 == 0 ? uvec4(word << 1, word, word >> 1, word >> 2) & 0x02020202
+			  : uvec4(word >> 3, word >> 4, word >> 5, word >> 6) & 0x02020202;
 }
 
 vec2 take_scales(int r, int u, int q)
 {
-	float d = half_low(held_half(r, 9 * (held_unit(u) / 2)));
-
-	return vec2(2.0 * d, d);
+	return vec2(half_low(held_half(r, 9 * (held_unit(u) / 2))), 0.0);
 }
 
 #endif
 
 #endif
+
+/* All rows at once, without HOLD. */
+void fetch_round(uint round)
+{
+	[[unroll]] for (int r = 0; r < ROWS; r++)
+		fetch_slot(r, r, round);
+}
+
+void hold_round()
+{
+	hold_slots(0);
+}
 
 #endif

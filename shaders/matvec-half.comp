@@ -19,7 +19,11 @@
 #include "matvec-tile.glsl"
 
 const int HOLD = 0;
-const bool NEEDS_M = true;
+
+bool needs_m()
+{
+	return true;
+}
 
 #include "matvec.glsl"
 

@@ -18,6 +18,8 @@ layout(constant_id = ABI_MATVEC_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH
 layout(constant_id = ABI_MATVEC_SPEC_WHOLE) const uint WHOLE = 0;
 layout(constant_id = ABI_MATVEC_SPEC_NEXT) const uint NEXT = 0;
 layout(constant_id = ABI_MATVEC_SPEC_NEXT_NORM) const uint NEXT_NORM = 0;
+layout(constant_id = ABI_MATVEC_SPEC_SPLIT) const uint SPLIT = 1;
+layout(constant_id = ABI_MATVEC_SPEC_RUN) const uint RUN = 1;
 
 const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
 const int TILE_OUT = IS_SWIGLU ? ROWS / 2 : ROWS; /* outputs of a tile along n */
@@ -25,19 +27,20 @@ const int N_OUT = TILE_OUT * COLUMNS;
 const int N_FOLD = N_OUT < SUBGROUP ? N_OUT : int(SUBGROUP); /* summed over the lanes at once */
 const uint N_COPIES = SUBGROUP / N_FOLD;                     /* lanes that end with the same output */
 const uint N_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
-/* Tiles of a subgroup in a row, one after the other: all of a workgroup's are side by side. */
-const uint N_RUN = NEXT != 0 ? 32 / (TILE_OUT * N_SUBGROUPS) : 1;
+const uint N_TEAMS = N_SUBGROUPS / SPLIT; /* of subgroups that share tiles */
+/* Tiles of a team in a row, one after the other: all of a workgroup's are side by side. */
+const uint N_RUN = NEXT != 0 ? 32 / (TILE_OUT * N_TEAMS) : RUN;
 
 uvec2 w_rows[ROWS];
 float sums[ROWS][COLUMNS];
 float x_scales[COLUMNS]; /* of the norm */
 
-/* The number of the subgroup's i-th tile. */
+/* The number of the team's i-th tile. */
 uint tile_number(uint i)
 {
 	uint run = gl_WorkGroupID.x + i / N_RUN * gl_NumWorkGroups.x;
 
-	return (run * N_RUN + i % N_RUN) * N_SUBGROUPS + gl_SubgroupID;
+	return (run * N_RUN + i % N_RUN) * N_TEAMS + gl_SubgroupID / SPLIT;
 }
 
 /*

@@ -29,34 +29,66 @@
 
 layout(constant_id = ABI_MATVEC_SPEC_UNITS) const uint UNITS = 0;
 layout(constant_id = ABI_MATVEC_SPEC_HOLD) const int HOLD = 0;
-/* One row of what is staged is taken before it is known whether it counts: m is only for the store. */
-const bool NEEDS_M = UNITS > 0 || COLUMNS > 1;
+/* One row is taken before it is known whether it counts: m is only for the store, and for want. */
+bool needs_m()
+{
+	return COLUMNS > 1 || (UNITS > 0 && GATHER != 0);
+}
 
 #include "matvec.glsl"
 #include "matvec-dtype.glsl"
 #include "matvec-dot.glsl"
+#include "matvec-kept.glsl"
 
 shared float x_squares[COLUMNS * N_SUBGROUPS];
+
+/* Words of x that a lane loads before it makes any: those of one column that will be kept. */
+const uint N_LANE_WORDS = (16 * UNITS + LOCAL_SIZE - 1) / LOCAL_SIZE;
+const int N_BATCH = HOLD == 0 ? 1 : N_LANE_WORDS < 8 ? int(N_LANE_WORDS) : 8;
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
+
+/* The four numbers of word i of a row. What is kept comes from whole sixteens of bytes. */
+vec4 load_word(uvec2 row, uint i)
+{
+	vec4 v;
+
+	if (HOLD > 0 && ORDER == ABI_QUANT_ORDER_PLAIN)
+		return Vecs(row).at[i];
+	[[unroll]] for (uint b = 0; b < 4; b++)
+		v[b] = Floats(row).at[i / 8 * 32 + quant_number(ORDER, i % 8, b)];
+	return v;
+}
 
 /* Row i of x into the workgroup's memory as column c; the lane's squares. */
 float quant_row(uint i, int c)
 {
 	uint n_words = push.k / 4, n_units = push.k / 64;
 	uint from = GATHER != 0 ? Words(push.want).at[i] : i;
-	Floats x = Floats(address_at(push.x, from, 4 * push.k));
+	uvec2 row = address_at(push.x, from, 4 * push.k);
 	float squares = 0.0;
 
-	for (uint first = gl_SubgroupID * SUBGROUP; first < n_words; first += LOCAL_SIZE) {
-		uint at = first + lane();
-		vec4 v = vec4(0.0);
-		if (at < n_words)
-			v = read_word(x, Floats(push.gain), at, squares);
-		quant s = quant_word(v);
-		if (at < n_words)
-			x_quads[c * N_X_QUADS + quad_of_word(at, n_units)][at % 4] = s.word;
-		if (at < n_words && at % 8 == 0)
-			x_halves[c * N_X_HALVES + half_of_word(at, n_units)] =
-				uvec2(floatBitsToUint(s.scale), s.sums);
+	for (uint first = gl_SubgroupID * SUBGROUP; first < n_words;
+		first += N_BATCH * LOCAL_SIZE) {
+		vec4 v[N_BATCH], gain[N_BATCH];
+		[[unroll]] for (int b = 0; b < N_BATCH; b++) {
+			uint at = min(first + b * LOCAL_SIZE + lane(), n_words - 1);
+			v[b] = load_word(row, at);
+			gain[b] = NORM != 0 ? load_word(push.gain, at) : vec4(1.0);
+		}
+		[[unroll]] for (int b = 0; b < N_BATCH; b++) {
+			uint at = first + b * LOCAL_SIZE + lane();
+			bool is_in = at < n_words;
+			if (NORM != 0 && is_in)
+				[[unroll]] for (int e = 0; e < 4; e++)
+					squares = fma(v[b][e], v[b][e], squares);
+			quant s = quant_word(NORM != 0 ? v[b] * gain[b] : v[b]);
+			if (is_in)
+				x_quads[c * N_X_QUADS + quad_of_word(at, n_units)][at % 4] = s.word;
+			if (is_in && at % 8 == 0)
+				x_halves[c * N_X_HALVES + half_of_word(at, n_units)] =
+					uvec2(floatBitsToUint(s.scale), s.sums);
+		}
 	}
 	return squares;
 }
@@ -99,14 +131,12 @@ void find_columns(uint i0, uint m)
 		quant_rows(i0, m);
 	else
 		find_rows(i0, m);
+	keep_x();
 }
 
 void find_column(uint i0)
 {
-	find_row(0, address_at(push.staging, i0, ABI_QUANT_ROW_BYTES(push.k)));
-	keep_x();
-	if (NORM != 0)
-		x_scales[0] = find_scale(0, push.eps);
+	find_columns(i0, i0 + 1);
 }
 
 void begin_tile()
@@ -119,5 +149,8 @@ void end_tile()
 
 void main()
 {
-	compute_tiles((push.k / 64 + ROUND_UNITS - 1) / ROUND_UNITS);
+	if (HOLD > 0)
+		compute_kept();
+	else
+		compute_tiles((push.k / 64 + ROUND_UNITS - 1) / ROUND_UNITS);
 }

@@ -20,7 +20,7 @@ struct tile {
 
 /* The kernel's: x of the workgroup's columns, then rounds of k. */
 void find_columns(uint i0, uint m);
-void find_column(uint i0); /* instead, where not NEEDS_M: of a row that may be behind the last */
+void find_column(uint i0); /* instead, where not needs_m(): of a row that may be behind the last */
 void begin_tile();
 void fetch_round(uint round); /* starts the loads of w_rows */
 void hold_round();            /* what was loaded is what is summed now */
@@ -120,10 +120,22 @@ void compute_round(uint round, uint n_rounds)
 	add_round(round);
 }
 
+/* Finds x of the workgroup, and *m. False: none of its columns is of this step. */
+bool find_x(uint i0, out uint ret_m)
+{
+	if (!needs_m())
+		find_column(i0);
+	/* Which may lie in the host's memory: far. */
+	ret_m = Words(push.m).at[0];
+	if (needs_m() && i0 < ret_m)
+		find_columns(i0, ret_m);
+	return !needs_m() || i0 < ret_m;
+}
+
 /* All of the subgroup's tiles, in n_rounds of k each. */
 void compute_tiles(uint n_rounds)
 {
-	uint i0 = gl_WorkGroupID.y * COLUMNS;
+	uint i0 = gl_WorkGroupID.y * COLUMNS, m;
 	tile t;
 	bool has_tile = find_tile(tile_number(0), t);
 
@@ -133,27 +145,14 @@ void compute_tiles(uint n_rounds)
 		start_tile(t);
 		fetch_round(0);
 	}
-	if (!NEEDS_M)
-		find_column(i0);
-	/* Which may lie in the host's memory: far. */
-	uint m = Words(push.m).at[0];
-	if (NEEDS_M) {
-		if (i0 >= m)
-			return;
-		find_columns(i0, m);
-	}
+	if (!find_x(i0, m))
+		return;
 	for (uint i = 0; has_tile; i++) {
 		has_next = find_tile(tile_number(i + 1), next_tile);
 		clear_sums();
 		begin_tile();
-		if (HOLD > 0) {
-			/* Numbers of registers are constants. */
-			[[unroll]] for (int round = 0; round < HOLD / UNROLL; round++)
-				compute_round(round, HOLD / UNROLL);
-		} else {
-			for (uint round = 0; round < n_rounds; round++)
-				compute_round(round, n_rounds);
-		}
+		for (uint round = 0; round < n_rounds; round++)
+			compute_round(round, n_rounds);
 		end_tile();
 		finish_tile(t, tile_number(i), i0, m);
 		if (NEXT != 0 && (i + 1) % N_RUN == 0)

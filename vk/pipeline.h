@@ -15,7 +15,7 @@ struct err;
 struct vk_device;
 struct vk_pipeline;
 
-enum { VK_PIPELINE_MAX_PUSH_BYTES = 128, VK_PIPELINE_MAX_SPEC = 16 };
+enum { VK_PIPELINE_MAX_PUSH_BYTES = 128, VK_PIPELINE_MAX_SPEC = 20 };
 
 struct vk_pipeline_params {
 	const char *name;      /* for errors, profiles and the validation layer; copied */

@@ -118,12 +118,6 @@ static const struct shape_row shapes[] = {
 		.n_split = 1,
 		.n_core = 16,
 		.is_ahead = true},
-	{.n_rows = 2,
-		.n_unroll = 2,
-		.n_subgroups = 16,
-		.n_split = 1,
-		.n_core = 16,
-		.is_ahead = true},
 };
 
 /* A software driver takes a tenth of a second to make each. */

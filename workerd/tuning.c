@@ -58,9 +58,10 @@ static const struct field shape_fields[] = {
 	FIELD(op_matvec_shape, is_ahead),
 	FIELD(op_matvec_shape, source),
 	FIELD(op_matvec_shape, n_hold),
+	FIELD(op_matvec_shape, n_split),
 };
 
-static_assert(sizeof(struct op_matvec_shape) == 32, "shape_fields is to have every member");
+static_assert(sizeof(struct op_matvec_shape) == 36, "shape_fields is to have every member");
 
 static const struct field tile_fields[] = {
 	FIELD(op_matrix_tile, bn),
@@ -135,8 +136,9 @@ static bool is_possible(const struct tuning_choice *c)
 		       s->n_unroll >= 1 && s->n_unroll <= 4 && s->n_subgroups >= 1 &&
 		       s->n_subgroups <= MAX_SUBGROUPS && s->n_groups <= MAX_GROUPS &&
 		       s->source <= OP_MATVEC_STAGED && s->n_hold <= OP_MATVEC_MAX_HOLD &&
-		       s->n_hold % s->n_unroll == 0 &&
-		       (s->n_hold == 0 || (s->n_columns == 1 && s->source != OP_MATVEC_OWN));
+		       s->n_split <= OP_MATVEC_MAX_SPLIT &&
+		       (s->n_split < 2 || (s->n_hold && s->n_subgroups % s->n_split == 0)) &&
+		       (s->n_hold == 0 || (s->n_columns == 1 && s->n_unroll == 1));
 	return t->sn >= 8 && t->sm >= 8 && t->bn >= t->sn && t->bm >= t->sm && t->bn <= MAX_EDGE &&
 	       t->bm <= MAX_EDGE && t->bn % t->sn == 0 && t->bm % t->sm == 0 && t->sn % 8 == 0 &&
 	       t->sm % 8 == 0 && (t->bk == 32 || t->bk == 64) && t->n_buffers >= 1 &&

@@ -52,6 +52,7 @@ static const struct matrix matrices[] = {
 	{28672, 4096, true},
 	{4096, 14336, false},
 	{14336, 4096, false},
+	{6144, 4096, false},
 	{4096, 4096, false},
 };
 static const struct matrix small_matrices[] = {{192, 1024, false}, {384, 1024, true}};
@@ -63,46 +64,55 @@ struct variant {
 	bool has_next;
 };
 
+#define KEPT(rows, subgroups, groups, split, from, next)                                    \
+	{                                                                                    \
+		{rows, 0, 1, subgroups, groups, true, OP_MATVEC_##from, HOLD, split}, next \
+	}
 static const struct variant variants[] = {
-	{{2, 0, 1, 16, 132, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 8, 264, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 4, 528, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 4, 660, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 4, 1056, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 4, 792, false, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 2, 16, 132, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{1, 0, 1, 4, 792, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{4, 0, 1, 8, 264, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{1, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{1, 0, 2, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 1, 2, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 1, 4, 792, true, OP_MATVEC_STAGED, 0}, false},
-	{{2, 0, 2, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{4, 0, 1, 2, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, false},
-	{{4, 0, 1, 4, 528, true, OP_MATVEC_STAGED, 0}, false},
-	{{1, 0, 1, 8, 0, true, OP_MATVEC_OWN, 0}, false},
-	{{2, 0, 1, 8, 0, true, OP_MATVEC_OWN, 0}, false},
-	{{2, 0, 1, 8, 396, true, OP_MATVEC_OWN, 0}, false},
-	{{4, 0, 1, 8, 264, true, OP_MATVEC_OWN, 0}, false},
-	{{1, 0, 1, 8, 0, true, OP_MATVEC_STAGED, 0}, true},
-	{{1, 0, 1, 16, 0, true, OP_MATVEC_STAGED, 0}, true},
-	{{1, 0, 1, 32, 0, false, OP_MATVEC_STAGED, 0}, true},
-	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, true},
-	{{2, 0, 1, 8, 0, true, OP_MATVEC_STAGED, 0}, true},
-	{{2, 0, 1, 16, 0, false, OP_MATVEC_STAGED, 0}, true},
-	{{4, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0}, true},
-	{{4, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0}, true},
+	KEPT(1, 16, 132, 1, STAGED, false),
+	KEPT(2, 16, 132, 1, STAGED, false),
+	KEPT(2, 12, 132, 1, STAGED, false),
+	KEPT(2, 8, 264, 1, STAGED, false),
+	KEPT(2, 8, 132, 1, STAGED, false),
+	KEPT(2, 4, 528, 1, STAGED, false),
+	KEPT(2, 4, 0, 1, STAGED, false),
+	KEPT(4, 8, 132, 1, STAGED, false),
+	KEPT(2, 16, 132, 2, STAGED, false),
+	KEPT(4, 16, 132, 2, STAGED, false),
+	KEPT(4, 8, 132, 2, STAGED, false),
+	KEPT(4, 8, 264, 2, STAGED, false),
+	KEPT(2, 16, 132, 4, STAGED, false),
+	KEPT(2, 8, 264, 4, STAGED, false),
+	KEPT(2, 14, 132, 7, STAGED, false),
+	KEPT(2, 7, 264, 7, STAGED, false),
+	KEPT(4, 14, 132, 7, STAGED, false),
+	KEPT(4, 7, 132, 7, STAGED, false),
+	KEPT(4, 7, 264, 7, STAGED, false),
+	KEPT(8, 7, 132, 7, STAGED, false),
+	KEPT(2, 21, 132, 7, STAGED, false),
+	KEPT(2, 16, 132, 1, OWN, false),
+	KEPT(2, 8, 264, 1, OWN, false),
+	KEPT(4, 16, 132, 2, OWN, false),
+	KEPT(4, 14, 132, 7, OWN, false),
+	KEPT(4, 7, 264, 7, OWN, false),
+	KEPT(2, 16, 0, 1, STAGED, true),
+	KEPT(1, 16, 0, 1, STAGED, true),
+	KEPT(2, 8, 0, 1, STAGED, true),
+	KEPT(2, 4, 0, 1, STAGED, true),
+	KEPT(4, 16, 0, 2, STAGED, true),
+	KEPT(4, 8, 0, 2, STAGED, true),
+	KEPT(4, 14, 0, 7, STAGED, true),
+	KEPT(2, 14, 0, 7, STAGED, true),
+	KEPT(4, 7, 0, 7, STAGED, true),
+	{{1, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0, 0}, false},
+	{{2, 0, 1, 4, 0, true, OP_MATVEC_STAGED, 0, 0}, false},
+	{{2, 0, 1, 8, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
+	{{4, 0, 1, 4, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
 };
 static const struct variant small_variants[] = {
-	{{2, 0, 1, 1, 2, true, OP_MATVEC_STAGED, HOLD}, false},
-	{{2, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0}, false},
-	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0}, false},
+	{{2, 0, 1, 1, 2, true, OP_MATVEC_STAGED, HOLD, 0}, false},
+	{{2, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
+	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
 };
 
 struct bench {
@@ -110,6 +120,8 @@ struct bench {
 	struct op_pool *pool;
 	bool is_quick;
 	bool is_default; /* nothing else */
+	bool is_table;   /* of one matrix */
+	bool is_warm;
 	struct vk_memory *weights, *scratch, *io;
 	uint8_t *map; /* of io */
 	struct vk_command *command;
@@ -262,6 +274,7 @@ static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m
 	uint64_t n_row_bytes = (uint64_t)m->k / t->n_block * t->n_bytes, state = 1 + dtype;
 	static float w[MAX_K], reach[MAX_K], a[MAX_COLUMNS][MAX_K];
 
+	b->is_warm = false;
 	*s = (struct subject){.dtype = dtype, .m = m, .n_bytes = n_row_bytes * m->n};
 	uint64_t n_least = b->is_quick ? 1 : MIN_BYTES;
 	s->n_copies = (uint32_t)((n_least + s->n_bytes - 1) / s->n_bytes);
@@ -390,6 +403,7 @@ static bool measure(struct bench *b, const struct subject *s, const struct setti
 		on_device_check(vk_submit(b->d, &b->command, 1, &e, &ticket), &e, "submit");
 		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
 		on_device_check(vk_command_get_stamps(b->command, ns), &e, "stamps");
+		/* Only what is measured awake: one lucky round of a slow clock is none. */
 		ret->us = fmin(ret->us, (double)(ns[1] - ns[0]) * 1e-3 / N_DISPATCHES);
 	}
 	ret->is_right = is_right(b, s, set->n_columns);
@@ -400,9 +414,10 @@ static bool print_result(const struct subject *s, const struct setting *set,
 	const struct op_matvec_shape *cut, const char *what, const struct result *r)
 {
 	printf("%-6s %6u x %-6u n %u  %-7s rows %u unroll %u subgroups %u groups %3u ahead %d "
-	       "hold %u: %8.2f us %7.1f GB/s%s\n",
+	       "hold %u split %u: %8.2f us %7.1f GB/s%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, set->n_columns, what, cut->n_rows,
-		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, cut->n_hold, r->us,
+		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, cut->n_hold,
+		cut->n_split, r->us,
 		(double)s->n_bytes / r->us * 1e-3, r->is_right ? "" : " WRONG");
 	fflush(stdout);
 	return r->is_right;
@@ -418,12 +433,15 @@ struct best {
 static bool is_candidate(const struct subject *s, uint32_t n_columns, uint32_t n_lanes,
 	const struct op_matvec_shape *cut, bool has_next)
 {
-	if (s->m->is_swiglu && cut->n_rows == 1)
+	uint32_t n_split = cut->n_split ? cut->n_split : 1;
+	uint32_t n_out = cut->n_subgroups / n_split * cut->n_rows / (s->m->is_swiglu ? 2 : 1);
+
+	if ((s->m->is_swiglu && cut->n_rows == 1) || (has_next && 32 % n_out != 0))
 		return false;
 	if (cut->n_hold)
 		return s->dtype != DTYPE_F16 && n_columns == 1 &&
-		       cut->n_hold <= OP_MATVEC_MAX_HOLD && cut->n_hold % cut->n_unroll == 0 &&
-		       s->m->k == cut->n_hold * 64 * n_lanes;
+		       cut->n_hold <= OP_MATVEC_MAX_HOLD &&
+		       (cut->n_split < 2 || s->m->k > (cut->n_split - 1) * cut->n_hold * 64 * n_lanes);
 	if (cut->source == OP_MATVEC_OWN)
 		return s->dtype != DTYPE_F16 && s->m->k <= 8192 && n_columns <= 2;
 	if (has_next)
@@ -442,8 +460,10 @@ static bool run_variant(struct bench *b, const struct subject *s, const struct v
 
 	uint32_t n_lanes = op_pool_get_subgroup_size(b->pool);
 	cut.n_columns = set->n_columns;
-	if (v->cut.n_hold == HOLD)
-		cut.n_hold = s->m->k / 64 / n_lanes;
+	if (v->cut.n_hold == HOLD) {
+		uint32_t n_shared = 64 * n_lanes * (cut.n_split ? cut.n_split : 1);
+		cut.n_hold = (s->m->k + n_shared - 1) / n_shared;
+	}
 	set->has_next = v->has_next;
 	/* More invocations than 1024 no device promises. */
 	if (cut.n_subgroups * n_lanes > 1024 ||
@@ -543,6 +563,15 @@ int main(int argc, char **argv)
 		for (size_t i = 0;
 			i < (b.is_quick ? ARRAY_SIZE(small_matrices) : ARRAY_SIZE(matrices)); i++) {
 			const struct matrix *m = b.is_quick ? &small_matrices[i] : &matrices[i];
+			char name[32];
+			snprintf(name, sizeof(name), "-%ux%u", m->n, m->k);
+			bool is_any = false, is_this = false;
+			for (int a = 1; a < argc; a++) {
+				is_any |= argv[a][0] == '-' && argv[a][1] >= '0' && argv[a][1] <= '9';
+				is_this |= !strcmp(argv[a], name);
+			}
+			if (is_any && !is_this)
+				continue;
 			/* One of two bytes a number is more than there is room for. */
 			if (dtypes[f] == DTYPE_F16 && m->is_swiglu)
 				continue;
@@ -550,7 +579,7 @@ int main(int argc, char **argv)
 			op_pool_free(b.pool);
 			on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
 			init_subject(&b, dtypes[f], m, &s);
-			for (uint32_t n = 1; n <= (b.is_quick ? 2 : MAX_COLUMNS); n *= 2)
+			for (uint32_t n = 1; n <= (getenv("ONE") ? 1 : b.is_quick ? 2 : MAX_COLUMNS); n *= 2)
 				is_ok &= run_case(&b, &s, n, lines[n_lines++], N_LINE);
 		}
 	}

@@ -98,7 +98,9 @@ static void run_chain(struct op_arena *a, const struct chain *l)
 	struct matvec_shape s = {.dtypes = {l->dtype, l->dtype},
 		.n = {l->n, l->n},
 		.n_parts = l->finish == OP_MATMUL_SWIGLU ? 2 : 1,
-		.k = l->cut.n_hold ? 64 * op_pool_get_subgroup_size(a->pool) * l->cut.n_hold : 512,
+		.k = l->cut.n_hold ? 64 * op_pool_get_subgroup_size(a->pool) * l->cut.n_hold *
+					     (l->cut.n_split ? l->cut.n_split : 1)
+				   : 512,
 		.m = l->m,
 		.finish = l->finish,
 		.cut = l->cut};
@@ -120,15 +122,21 @@ static void test_chain(void **state)
 {
 	static const struct chain chains[] = {
 		{DTYPE_Q4_K, DTYPE_Q6_K, OP_MATMUL_SWIGLU, 512, 1, false,
-			{2, 1, 1, 4, 0, false, OP_MATVEC_STAGE, 0}},
+			{2, 1, 1, 4, 0, false, OP_MATVEC_STAGE, 0, 0}},
 		{DTYPE_Q8_0, DTYPE_Q8_0, OP_MATMUL_ADD, 64, 3, true,
-			{4, 2, 1, 1, 1, true, OP_MATVEC_STAGE, 0}},
+			{4, 2, 1, 1, 1, true, OP_MATVEC_STAGE, 0, 0}},
 		{DTYPE_Q2_0, DTYPE_Q2_0, OP_MATMUL_ADD, 640, 5, true,
-			{1, 4, 1, 2, 3, false, OP_MATVEC_STAGE, 0}},
+			{1, 4, 1, 2, 3, false, OP_MATVEC_STAGE, 0, 0}},
 		{DTYPE_Q1_0, DTYPE_Q1_0, OP_MATMUL_SWIGLU, 256, 8, false,
-			{2, 8, 1, 8, 0, false, OP_MATVEC_STAGE, 0}},
+			{2, 8, 1, 8, 0, false, OP_MATVEC_STAGE, 0, 0}},
 		{DTYPE_Q4_K, DTYPE_Q8_0, OP_MATMUL_ADD, 192, 1, true,
-			{2, 1, 1, 4, 2, true, OP_MATVEC_STAGE, 1}},
+			{2, 1, 1, 4, 2, true, OP_MATVEC_STAGE, 1, 0}},
+		{DTYPE_Q4_K, DTYPE_Q4_K, OP_MATMUL_SWIGLU, 256, 1, false,
+			{2, 1, 1, 4, 0, true, OP_MATVEC_STAGE, 2, 0}},
+		{DTYPE_Q6_K, DTYPE_Q8_0, OP_MATMUL_ADD, 192, 1, true,
+			{4, 1, 1, 4, 3, true, OP_MATVEC_STAGE, 1, 2}},
+		{DTYPE_Q8_0, DTYPE_Q6_K, OP_MATMUL_ADD, 512, 1, true,
+			{1, 1, 1, 2, 0, false, OP_MATVEC_STAGE, 2, 2}},
 	};
 	struct op_arena a;
 

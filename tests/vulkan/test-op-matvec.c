@@ -55,9 +55,9 @@ static void run_shape(struct op_arena *a, const struct matvec_shape *s, bool has
 		if (!s->has_norm)
 			assert_memory_equal(first, a->map + site.y, site.n_y_bytes);
 	}
-	/* Kept x is the same x. */
+	/* Kept x is the same x, and sums of shared tiles are the same sums. */
 	if (cut.n_hold > 0) {
-		cut.n_hold = 0;
+		cut.n_hold = cut.n_split = 0;
 		cut.source = OP_MATVEC_STAGED;
 		matvec_site_poison(a, &site);
 		matvec_site_run(a, &site, &cut);
@@ -66,6 +66,7 @@ static void run_shape(struct op_arena *a, const struct matvec_shape *s, bool has
 	if (s->m > 1) {
 		cut.source = OP_MATVEC_STAGED;
 		cut.n_hold = s->cut.n_hold;
+		cut.n_split = s->cut.n_split;
 		run_fewer(a, s, &site, &cut, first);
 	}
 	free(first);
@@ -131,30 +132,42 @@ static void run_cut(struct op_arena *a, uint32_t dtype, uint32_t i)
 	}
 }
 
-/* x in registers: subgroups that walk over several tiles, of one unit a lane and more. */
+/* x in registers: subgroups that walk over several tiles, and such that share them. */
+static const struct op_matvec_shape held[] = {
+	{.n_rows = 2, .n_subgroups = 2, .n_groups = 2, .is_ahead = true, .n_hold = 2},
+	{.n_rows = 1, .n_subgroups = 1, .n_groups = 3, .n_hold = 1},
+	{.n_rows = 2, .n_subgroups = 4, .n_groups = 3, .is_ahead = true, .n_hold = 1, .n_split = 2},
+	{.n_rows = 1, .n_subgroups = 3, .n_groups = 1, .n_hold = 2, .n_split = 3},
+	{.n_rows = 4, .n_subgroups = 2, .is_ahead = true, .n_hold = 2, .n_split = 2},
+};
+
 static void run_hold(struct op_arena *a, uint32_t dtype)
 {
-	static const struct op_matvec_shape held[] = {
-		{2, 1, 1, 2, 2, true, OP_MATVEC_STAGED, 2},
-		{1, 1, 1, 1, 3, false, OP_MATVEC_STAGED, 1},
-		{1, 1, 2, 1, 1, true, OP_MATVEC_STAGED, 2},
-	};
-
 	for (uint32_t i = 0; i < ARRAY_SIZE(held); i++) {
 		struct matvec_shape s = {.dtypes = {dtype, dtype, dtype},
 			.n_parts = 2,
 			.m = i == 1 ? 3 : 1,
 			.has_norm = i != 1,
+			.has_want = i == 3,
 			.cut = held[i],
-			.finish = i == 0   ? OP_MATMUL_SWIGLU
-				  : i == 1 ? OP_MATMUL_ADD
-					   : OP_MATMUL_STORE};
+			.finish = i % 2 == 0 ? OP_MATMUL_SWIGLU
+				  : i == 1   ? OP_MATMUL_ADD
+					     : OP_MATMUL_STORE};
+		uint32_t n_split = s.cut.n_split ? s.cut.n_split : 1;
+		uint32_t n = 64 * op_pool_get_subgroup_size(a->pool) * s.cut.n_hold;
+		uint32_t n_least = n * (n_split - 1) / unit_of(dtype) + 1;
+
+		s.cut.n_columns = s.cut.n_unroll = 1;
 		if (!has_loose_subgroups(a))
-			s.cut.n_subgroups = 1;
-		s.k = 64 * op_pool_get_subgroup_size(a->pool) * held[i].n_hold;
+			s.cut.n_subgroups = n_split;
+		/* The last of those that share it may have less than the others. */
+		s.k = i == 4 ? n * n_split
+			     : unit_of(dtype) * op_arena_random(a, n_least,
+							n * n_split / unit_of(dtype));
 		s.n[0] = op_arena_random(a, 8, 18) * 2 + 1;
-		s.n[1] = i == 0 ? s.n[0] : op_arena_random(a, 1, 20);
-		run_shape(a, &s, false);
+		s.n[1] = i % 2 == 0 ? s.n[0] : op_arena_random(a, 1, 20);
+		if (getenv("X")) fprintf(stderr, "hold %u finish %d k %u norm %d\n", i, s.finish, s.k, s.has_norm);
+		run_shape(a, &s, true);
 	}
 }
 
@@ -164,20 +177,35 @@ static void refuse_hold(struct op_arena *a, uint32_t dtype)
 	uint32_t k = 64 * op_pool_get_subgroup_size(a->pool) * 2;
 	struct matvec_shape s = {
 		.dtypes = {dtype}, .n = {4}, .n_parts = 1, .k = k, .m = 1, .cut = {0}};
-	static const struct op_matvec_shape refused[] = {
-		{2, 1, 1, 1, 0, true, OP_MATVEC_STAGE, 1},
-		{2, 2, 1, 1, 0, true, OP_MATVEC_STAGE, 2},
-		{2, 1, 4, 1, 0, true, OP_MATVEC_STAGE, 2},
-		{2, 1, 1, 1, 0, true, OP_MATVEC_OWN, 2},
-	};
+	const struct op_matvec_shape good = {
+		.n_rows = 2, .n_columns = 1, .n_unroll = 1, .n_subgroups = 2, .n_hold = 2};
+	struct op_matvec_shape refused[9];
 	struct matvec_site site;
 	struct err e = ERR_NULL;
 
+	for (uint32_t i = 0; i < ARRAY_SIZE(refused); i++)
+		refused[i] = good;
+	refused[0].n_hold = 1;
+	refused[1].n_columns = 2;
+	refused[2].n_unroll = 2;
+	refused[3].n_hold = OP_MATVEC_MAX_HOLD + 1;
+	refused[4].n_split = 2; /* one of them would have nothing */
+	refused[5].n_split = 3; /* nor is it a divisor */
+	refused[5].n_hold = 1;
+	refused[6].n_split = 2;
+	refused[6].n_hold = 0;
+	refused[7].n_hold = 1;
+	refused[7].n_split = 2;
+	refused[7].n_subgroups = 3;
+	refused[8].source = OP_MATVEC_OWN;
 	matvec_site_init(a, &s, &site);
 	struct vk_command *c = op_arena_begin(a);
-	for (uint32_t i = 0; i < ARRAY_SIZE(refused); i++)
-		assert_int_equal(
-			op_matvec_record_shape(a->pool, c, &site.p, &refused[i], &e), -EINVAL);
+	for (uint32_t i = 0; i < ARRAY_SIZE(refused); i++) {
+		struct op_matmul_params p = site.p;
+		/* Made by the kernel itself, x is read in sixteens of bytes. */
+		p.x += refused[i].source == OP_MATVEC_OWN ? 4 : 0;
+		assert_int_equal(op_matvec_record_shape(a->pool, c, &p, &refused[i], &e), -EINVAL);
+	}
 	op_arena_run(a);
 }
 

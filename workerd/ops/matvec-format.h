@@ -35,7 +35,7 @@ const struct op_matvec_format *op_matvec_format_find(uint32_t dtype);
 /* Can its kernel read the matrices [ne[2]][n][k]? */
 bool op_matvec_format_fits(const struct weights_tensor *t);
 
-/* Shared memory for that many rows of W, n_unroll units of each of so many lanes in one round. */
+/* Shared memory for that many rows of W at a time, n_unroll units of each of so many lanes. */
 uint64_t op_matvec_format_count_shared(
 	const struct op_matvec_format *f, uint32_t n_rows, uint32_t n_unroll, uint32_t n_lanes);
 

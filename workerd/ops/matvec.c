@@ -80,10 +80,21 @@ bool op_matvec_chain(
 	return true;
 }
 
+static uint32_t get_split(const struct op_matvec_shape *s)
+{
+	return s->n_split ? s->n_split : 1;
+}
+
+/* Subgroups of a workgroup, or groups of those that share tiles. */
+static uint32_t count_teams(const struct op_matvec_shape *s)
+{
+	return s->n_subgroups / get_split(s);
+}
+
 /* Outputs of a workgroup in one go. */
 static uint32_t count_outputs(const struct op_matmul_params *p, const struct op_matvec_shape *s)
 {
-	return s->n_subgroups * (p->finish == OP_MATMUL_SWIGLU ? s->n_rows / 2 : s->n_rows);
+	return count_teams(s) * (p->finish == OP_MATMUL_SWIGLU ? s->n_rows / 2 : s->n_rows);
 }
 
 /* Units that a workgroup has room for which quantises: few sizes, each is a pipeline. */
@@ -96,15 +107,48 @@ static uint32_t count_units(uint64_t k)
 	return n;
 }
 
-/* Shared memory of a workgroup. */
+/* Shared memory of a workgroup but for sums of shared tiles. */
 static uint64_t count_shared_bytes(const struct op_pool *pool, const struct op_matvec_format *f,
 	const struct op_matvec_shape *s, uint64_t k)
 {
+	uint32_t n_rows = s->n_subgroups * (s->n_hold ? 1 : s->n_rows);
 	uint64_t n_w = op_matvec_format_count_shared(
-		f, s->n_subgroups * s->n_rows, s->n_unroll, op_pool_get_subgroup_size(pool));
+		f, n_rows, s->n_unroll, op_pool_get_subgroup_size(pool));
 	uint64_t n_x = s->source == OP_MATVEC_OWN ? count_units(k) * 80ull : 24;
 
 	return n_w + s->n_columns * (n_x + 4 * s->n_subgroups + 128);
+}
+
+/* Sums in shared memory of one tile of each team. */
+static uint64_t count_sum_bytes(const struct op_pool *pool, const struct op_matvec_shape *s)
+{
+	return get_split(s) == 1 ? 0
+				 : 4ull * op_pool_get_subgroup_size(pool) * s->n_subgroups *
+					   s->n_hold * s->n_rows;
+}
+
+/*
+ * Tiles of each team that a workgroup makes before they are added up, of n_tiles: all of them where
+ * there is room. 0: there is none for one, or for a whole run that the next op needs.
+ */
+static uint32_t count_run(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matvec_shape *s, const struct op_matvec_format *f, uint32_t n_tiles)
+{
+	uint64_t n_sum = count_sum_bytes(pool, s);
+	uint64_t n_all = op_pool_get_shared_bytes(pool);
+	uint64_t n_used = count_shared_bytes(pool, f, s, p->w[0].ne[0]);
+	uint32_t n_least = p->next ? 32 / count_outputs(p, s) : 1;
+
+	if (n_used > n_all || n_least * n_sum > n_all - n_used)
+		return 0;
+	if (p->next || n_sum == 0)
+		return n_least;
+	uint64_t n_most = (n_all - n_used) / n_sum;
+	uint32_t n_teams = (s->n_groups ? s->n_groups : n_tiles) * count_teams(s);
+	uint32_t n_own = (n_tiles + n_teams - 1) / n_teams;
+	uint64_t n_runs = (n_own + n_most - 1) / n_most;
+
+	return (uint32_t)((n_own + n_runs - 1) / n_runs);
 }
 
 static bool fits(const struct op_pool *pool, const struct op_matmul_params *p,
@@ -114,8 +158,7 @@ static bool fits(const struct op_pool *pool, const struct op_matmul_params *p,
 		op_pool_get_info(pool)->max_invocations)
 		return false;
 	for (uint32_t i = 0; i < p->n_parts; i++)
-		if (count_shared_bytes(pool, op_matvec_format_find(p->w[i].dtype), s,
-			    p->w[0].ne[0]) > op_pool_get_shared_bytes(pool))
+		if (count_run(pool, p, s, op_matvec_format_find(p->w[i].dtype), 1) == 0)
 			return false;
 	return true;
 }
@@ -132,14 +175,20 @@ static uint32_t count_tiles(const struct op_matmul_params *p, const struct op_ma
 	return n;
 }
 
-/* Can x of that shape stay in registers? */
+/* Can x of that shape stay in registers, if it is to? */
 static bool can_hold(const struct op_pool *pool, const struct op_matmul_params *p,
 	const struct op_matvec_shape *s)
 {
-	uint64_t k = (uint64_t)OP_MATVEC_FORMAT_UNIT * op_pool_get_subgroup_size(pool) * s->n_hold;
+	/* Numbers that a subgroup holds. */
+	uint64_t n = (uint64_t)OP_MATVEC_FORMAT_UNIT * op_pool_get_subgroup_size(pool) * s->n_hold;
+	uint64_t k = p->w[0].ne[0];
 
-	return is_by_bytes(p) && k == p->w[0].ne[0] && s->n_hold <= OP_MATVEC_MAX_HOLD &&
-	       s->n_hold % s->n_unroll == 0 && s->n_columns == 1 && s->source != OP_MATVEC_OWN;
+	if (s->n_hold == 0)
+		return get_split(s) == 1;
+	return is_by_bytes(p) && s->n_hold <= OP_MATVEC_MAX_HOLD && get_split(s) * n >= k &&
+	       (get_split(s) - 1) * n < k && s->n_subgroups % get_split(s) == 0 &&
+	       s->n_unroll == 1 && s->n_columns == 1 &&
+	       (s->source != OP_MATVEC_OWN || (p->x % 16 == 0 && p->gain % 16 == 0));
 }
 
 /* Does the shape go with this op and this device? */
@@ -149,8 +198,8 @@ static bool fits_shape(const struct op_pool *pool, const struct op_matmul_params
 	bool is_swiglu = p->finish == OP_MATMUL_SWIGLU;
 
 	return !(is_swiglu && s->n_rows < 2) && (s->source == OP_MATVEC_STAGED) == p->is_staged &&
-	       !(p->next && 32 % count_outputs(p, s) != 0) &&
-	       !(s->n_hold && !can_hold(pool, p, s)) && fits(pool, p, s);
+	       can_hold(pool, p, s) && !(p->next && 32 % count_outputs(p, s) != 0) &&
+	       fits(pool, p, s);
 }
 
 /*
@@ -230,6 +279,16 @@ int op_matvec_record_quantize(struct op_pool *pool, struct vk_command *c,
 	return r;
 }
 
+/* Are rows of k whole rounds of all lanes? */
+static bool is_whole(const struct op_pool *pool, const struct op_matvec_shape *s,
+	const struct op_matvec_format *f, uint32_t k)
+{
+	uint32_t n_units = s->n_unroll * op_pool_get_subgroup_size(pool);
+
+	return s->n_hold ? k == f->n_unit * n_units * s->n_hold * get_split(s)
+			 : k / f->n_unit % n_units == 0;
+}
+
 /* The parts from first on, all of one format; y_at: their first column of y. */
 static int record_parts(struct op_pool *pool, struct vk_command *c,
 	const struct op_matmul_params *p, const struct op_matvec_shape *s, uint32_t first,
@@ -240,10 +299,11 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 	uint32_t k = (uint32_t)w->ne[0];
 	bool is_own = s->source == OP_MATVEC_OWN || !is_by_bytes(p);
 	uint32_t n_tiles = count_tiles(p, s, first, n_parts);
+	uint32_t n_run = count_run(pool, p, s, f, n_tiles);
 	struct op_pool_kernel kernel = {
 		.id = f->kernel,
 		.n_subgroups = s->n_subgroups,
-		.n_spec = ABI_MATVEC_SPEC_HOLD + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_MATVEC_SPEC_RUN + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_QUANT_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
 			[ABI_QUANT_SPEC_GATHER - ABI_SPEC_KERNEL] = is_own && p->want != 0,
 			[ABI_QUANT_SPEC_ORDER - ABI_SPEC_KERNEL] = is_by_bytes(p) ? f->order : 0,
@@ -253,12 +313,12 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 			[ABI_MATVEC_SPEC_AHEAD - ABI_SPEC_KERNEL] = s->is_ahead,
 			[ABI_MATVEC_SPEC_FINISH - ABI_SPEC_KERNEL] = p->finish,
 			[ABI_MATVEC_SPEC_UNITS - ABI_SPEC_KERNEL] = is_own ? count_units(k) : 0,
-			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] =
-				k / f->n_unit % (s->n_unroll * op_pool_get_subgroup_size(pool)) ==
-				0,
+			[ABI_MATVEC_SPEC_WHOLE - ABI_SPEC_KERNEL] = is_whole(pool, s, f, k),
 			[ABI_MATVEC_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0,
 			[ABI_MATVEC_SPEC_NEXT_NORM - ABI_SPEC_KERNEL] = p->next && p->next_gain,
-			[ABI_MATVEC_SPEC_HOLD - ABI_SPEC_KERNEL] = s->n_hold},
+			[ABI_MATVEC_SPEC_HOLD - ABI_SPEC_KERNEL] = s->n_hold,
+			[ABI_MATVEC_SPEC_SPLIT - ABI_SPEC_KERNEL] = get_split(s),
+			[ABI_MATVEC_SPEC_RUN - ABI_SPEC_KERNEL] = n_run},
 	};
 	struct abi_matvec push = {
 		.x = p->x,
@@ -280,12 +340,12 @@ static int record_parts(struct op_pool *pool, struct vk_command *c,
 		push.w[i] = w[i].address;
 		push.n[i] = (uint32_t)w[i].ne[1];
 	}
-	/* Subgroups take the tiles of a run one after the other. */
-	if (p->next)
-		n_tiles = (n_tiles * count_outputs(p, s) + 31) / 32;
-	if (s->n_groups && n_tiles > s->n_groups * s->n_subgroups)
-		n_tiles = s->n_groups * s->n_subgroups;
-	return op_pool_dispatch(pool, c, &kernel, &push, n_tiles,
+	/* Teams take the tiles of a run one after the other. */
+	uint32_t n_run_tiles = n_run * count_teams(s);
+	uint32_t n_groups = (n_tiles + n_run_tiles - 1) / n_run_tiles;
+	if (s->n_groups && n_groups > s->n_groups)
+		n_groups = s->n_groups;
+	return op_pool_dispatch(pool, c, &kernel, &push, n_groups * s->n_subgroups,
 		(p->n_rows + s->n_columns - 1) / s->n_columns, ret_err);
 }
 
@@ -294,8 +354,8 @@ int op_matvec_record_shape(struct op_pool *pool, struct vk_command *c,
 {
 	uint32_t y_stride = get_width(p), y_at = 0;
 
-	if (!op_matvec_fits(pool, p) || (p->next && 32 % count_outputs(p, s) != 0) ||
-		(s->n_hold && !can_hold(pool, p, s)))
+	if (!op_matvec_fits(pool, p) || !can_hold(pool, p, s) ||
+		(p->next && 32 % count_outputs(p, s) != 0))
 		return err_set(ret_err, EINVAL, "matvec: what does not fit");
 	if (!fits(pool, p, s))
 		return err_set(ret_err, ENOTSUP,

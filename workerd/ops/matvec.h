@@ -18,7 +18,7 @@ struct op_matmul_params;
 struct op_pool;
 struct vk_command;
 
-enum { OP_MATVEC_MAX_COLUMNS = 8, OP_MATVEC_MAX_HOLD = 4 };
+enum { OP_MATVEC_MAX_COLUMNS = 8, OP_MATVEC_MAX_HOLD = 4, OP_MATVEC_MAX_SPLIT = 32 };
 
 /* Who makes the bytes of x. */
 enum op_matvec_source {
@@ -37,10 +37,15 @@ struct op_matvec_shape {
 	bool is_ahead;     /* loads of the next round are under way before one is summed */
 	enum op_matvec_source source;
 	/*
-	 * x stays in registers: k / 64 / lanes of a subgroup, at most OP_MATVEC_MAX_HOLD and a
-	 * multiple of n_unroll; of one column, not OP_MATVEC_OWN. 0: it is read for each tile.
+	 * x stays in registers: so many units of a lane, at most OP_MATVEC_MAX_HOLD; of one column,
+	 * n_unroll 1. 0: it is read for each tile.
 	 */
 	uint32_t n_hold;
+	/*
+	 * With it: subgroups that share k, a divisor of n_subgroups, as many as hold all of it, each
+	 * some. 0 or 1: a subgroup holds it.
+	 */
+	uint32_t n_split;
 };
 
 /* Of staging, for so many rows of k; k a multiple of 64. */

@@ -19,7 +19,7 @@ struct vk_command;
 struct vk_device;
 struct vk_device_info;
 
-enum { OP_POOL_MAX_SPEC = 13 };
+enum { OP_POOL_MAX_SPEC = 15 };
 
 /*
  * All specializations of all kernels that one model asks for are some dozens, and those of tuned
