@@ -126,6 +126,7 @@
 #define ABI_MATRIX_SPEC_FINISH (ABI_SPEC_KERNEL + 9)  /* ABI_TILE_FINISH_* but MIX */
 #define ABI_MATRIX_SPEC_RAGGED (ABI_SPEC_KERNEL + 10) /* 1: tiles may have few rows of x */
 #define ABI_MATRIX_SPEC_DIRECT (ABI_SPEC_KERNEL + 11) /* 1: x is not put into shared memory */
+#define ABI_MATRIX_SPEC_ORDER (ABI_SPEC_KERNEL + 12)  /* 0: unknown, see matrix-wide.glsl */
 
 #define ABI_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
 #define ABI_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
@@ -211,6 +212,14 @@ struct abi_matrix {
 	ABI_U32 y_stride;    /* floats */
 	ABI_U32 n_streams;   /* see matrix-share.glsl; 0: none */
 	ABI_U32 pad;
+};
+
+/* Numbers of a matrix of 16 by 16 that each of 32 lanes has. */
+#define ABI_MATRIX_ORDER_NUMBERS 8
+
+struct abi_matrix_order {
+	ABI_ADDRESS x; /* [16][16] f16 */
+	ABI_ADDRESS y; /* [2][32][ABI_MATRIX_ORDER_NUMBERS] u32 */
 };
 
 struct abi_matrix_decode {

@@ -15,6 +15,7 @@ layout(constant_id = ABI_MATRIX_SPEC_BUFFERS) const int N_BUFFERS = 1;
 layout(constant_id = ABI_MATRIX_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
 layout(constant_id = ABI_MATRIX_SPEC_RAGGED) const uint RAGGED = 0;
 layout(constant_id = ABI_MATRIX_SPEC_DIRECT) const uint DIRECT = 0;
+layout(constant_id = ABI_MATRIX_SPEC_ORDER) const int ORDER = 0;
 
 const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
 const int BN_OUT = IS_SWIGLU ? BN / 2 : BN; /* rows of one matrix in a tile */

@@ -75,6 +75,7 @@ static const struct field tile_fields[] = {
 	FIELD(op_matrix_tile, is_direct),
 	FIELD(op_matrix_tile, is_decoded),
 	FIELD(op_matrix_tile, is_ragged),
+	FIELD(op_matrix_tile, is_wide),
 };
 
 static_assert(sizeof(struct op_matrix_tile) == 20, "tile_fields is to have every member");

@@ -55,7 +55,8 @@ static const struct tuning_choice matrix = {.kind = TUNING_MATRIX,
 		.n_buffers = 2,
 		.n_streams = OP_MATRIX_TILE_NO_STREAMS,
 		.is_direct = true,
-		.is_ragged = true}};
+		.is_ragged = true,
+		.is_wide = true}};
 
 static void set(struct tuning *t, uint32_t n_rows, const struct tuning_choice *choice)
 {
@@ -195,7 +196,7 @@ static void test_text(void **state)
 #define TILE(bn, sn, bk)                                  \
 	"matrix bn=" bn " bm=32 bk=" bk " sn=" sn         \
 	" sm=32 n=0 n_buffers=1 n_streams=0 is_direct=0 " \
-	"is_decoded=0 is_ragged=0"
+	"is_decoded=0 is_ragged=0 is_wide=0"
 
 /* Each is left out, and those before and behind it are not. */
 static void test_bad_lines(void **state)

@@ -79,6 +79,15 @@ static const struct op_matrix_tile small_tiles[] = {
 		.n_buffers = 2,
 		.n_streams = 7,
 		.is_ragged = true},
+	{.bn = 4, .bm = 4, .bk = 32, .sn = 2, .sm = 1, .n_buffers = 2, .n_streams = 5, .is_wide = true},
+	{.bn = 4,
+		.bm = 2,
+		.bk = 64,
+		.sn = 1,
+		.sm = 1,
+		.n_buffers = 2,
+		.n_streams = OP_MATRIX_TILE_NO_STREAMS,
+		.is_wide = true},
 };
 
 static struct op_matrix_tile scale_tile(const struct site *s, struct op_matrix_tile tile)
@@ -275,6 +284,16 @@ FORMAT(q6_k, DTYPE_Q6_K, 2)
 FORMAT(tq2_0, DTYPE_TQ2_0, 3)
 FORMAT(q2_0, DTYPE_Q2_0, 0)
 FORMAT(q1_0, DTYPE_Q1_0, 1)
+FORMAT(wide_f32, DTYPE_F32, 4)
+FORMAT(wide_f16, DTYPE_F16, 4)
+FORMAT(wide_bf16, DTYPE_BF16, 4)
+FORMAT(wide_q8_0, DTYPE_Q8_0, 5)
+FORMAT(wide_q4_0, DTYPE_Q4_0, 4)
+FORMAT(wide_q4_k, DTYPE_Q4_K, 4)
+FORMAT(wide_q6_k, DTYPE_Q6_K, 4)
+FORMAT(wide_tq2_0, DTYPE_TQ2_0, 4)
+FORMAT(wide_q2_0, DTYPE_Q2_0, 4)
+FORMAT(wide_q1_0, DTYPE_Q1_0, 4)
 
 /* Rows of an odd number of 16-bit words, so that every second begins inside a word. */
 static void test_odd_rows(void **state)
@@ -466,6 +485,16 @@ int main(void)
 		CASE(test_tq2_0),
 		CASE(test_q2_0),
 		CASE(test_q1_0),
+		CASE(test_wide_f32),
+		CASE(test_wide_f16),
+		CASE(test_wide_bf16),
+		CASE(test_wide_q8_0),
+		CASE(test_wide_q4_0),
+		CASE(test_wide_q4_k),
+		CASE(test_wide_q6_k),
+		CASE(test_wide_tq2_0),
+		CASE(test_wide_q2_0),
+		CASE(test_wide_q1_0),
 		CASE(test_odd_rows),
 		CASE(test_chosen_tiles),
 		CASE(test_values_beyond_f16),

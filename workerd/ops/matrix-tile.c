@@ -15,20 +15,23 @@ enum {
 	/* Vulkan promises fewer; a device that has matrices and no such workgroups says so itself,
 	 * when the pipeline is made. */
 	MAX_INVOCATIONS = 1024,
+	WIDE_EDGE = 16, /* of matrices whose order is known, and k of a group */
 };
 
 struct row {
 	uint32_t dtype;
 	enum kernels_id ids[2]; /* of experts the second */
+	enum kernels_id wide;
 	enum kernels_id decoder;
 };
 
 static const struct row rows[] = {
-	{DTYPE_F16, {KERNELS_MATRIX_F16, KERNELS_MATRIX_EXPERTS_F16}, KERNELS_N},
+	{DTYPE_F16, {KERNELS_MATRIX_F16, KERNELS_MATRIX_EXPERTS_F16}, KERNELS_MATRIX_WIDE_F16,
+		KERNELS_N},
 #define ROW(name)                                                                     \
 	{                                                                             \
 		DTYPE_##name, {KERNELS_MATRIX_##name, KERNELS_MATRIX_EXPERTS_##name}, \
-			KERNELS_MATRIX_DECODE_##name                                  \
+			KERNELS_MATRIX_WIDE_##name, KERNELS_MATRIX_DECODE_##name      \
 	}
 	ROW(F32),
 	ROW(BF16),
@@ -60,6 +63,15 @@ static const struct vk_device_matrix *find_matrix(
 	return NULL;
 }
 
+/* Two buffers of a step, and the groups of k and pairs of rows of shaders/matrix-wide.glsl. */
+static bool fits_wide(
+	const struct op_matrix_tile *t, const struct vk_device_matrix *matrix, bool has_order)
+{
+	return !t->is_direct && !t->is_ragged && t->n_buffers == 2 && t->bn % WIDE_EDGE == 0 &&
+	       t->bm % WIDE_EDGE == 0 && WIDE_EDGE % matrix->k == 0 &&
+	       (!has_order || (matrix->m == WIDE_EDGE && matrix->n == WIDE_EDGE));
+}
+
 bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile *t, uint64_t k,
 	struct op_pool_kernel *ret_kernel)
 {
@@ -72,15 +84,19 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 		k % t->bk)
 		return false;
 	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
+	uint32_t order = t->is_wide ? op_pool_get_matrix_order(pool) : 0;
+	if (t->is_wide && !fits_wide(t, matrix, order != 0))
+		return false;
 	/* The two uses of the shared memory of shaders/matrix.glsl. */
-	uint64_t n_input =
-		16ull * t->n_buffers * (t->bn + (t->is_direct ? 0 : t->bm)) * (t->bk / 8 + 1);
+	uint64_t n_input = 16ull * t->n_buffers * (t->bn + (t->is_direct ? 0 : t->bm)) *
+			   (t->bk / 8 + (order ? 0 : 1));
 	uint64_t n_output = 16ull * n_subgroups * matrix->m * (t->sn / 4 + 2);
 	if (n_input > info->max_shared_bytes || n_output > info->max_shared_bytes ||
 		n_subgroups * info->subgroup_size > MAX_INVOCATIONS)
 		return false;
 	ret_kernel->n_subgroups = n_subgroups;
-	ret_kernel->n_spec = ABI_MATRIX_SPEC_DIRECT + 1 - ABI_SPEC_KERNEL;
+	ret_kernel->n_spec = (t->is_wide ? ABI_MATRIX_SPEC_ORDER : ABI_MATRIX_SPEC_DIRECT) + 1 -
+			     ABI_SPEC_KERNEL;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BN - ABI_SPEC_KERNEL] = t->bn;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BM - ABI_SPEC_KERNEL] = t->bm;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BK - ABI_SPEC_KERNEL] = t->bk;
@@ -92,6 +108,7 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 	ret_kernel->spec[ABI_MATRIX_SPEC_BUFFERS - ABI_SPEC_KERNEL] = t->n_buffers;
 	ret_kernel->spec[ABI_MATRIX_SPEC_RAGGED - ABI_SPEC_KERNEL] = t->is_ragged;
 	ret_kernel->spec[ABI_MATRIX_SPEC_DIRECT - ABI_SPEC_KERNEL] = t->is_direct;
+	ret_kernel->spec[ABI_MATRIX_SPEC_ORDER - ABI_SPEC_KERNEL] = order;
 	return true;
 }
 
@@ -113,6 +130,16 @@ bool op_matrix_tile_find_kernel(
 	if (w->address % 16 || w->n_bytes != n_bytes * w->ne[2] || (w->ne[2] > 1 && n_bytes % 16))
 		return false;
 	*ret_id = row->ids[is_experts];
+	return true;
+}
+
+bool op_matrix_tile_find_wide(uint32_t dtype, enum kernels_id *ret_id)
+{
+	const struct row *row = find_row(dtype);
+
+	if (!row || !kernels_has(row->wide))
+		return false;
+	*ret_id = row->wide;
 	return true;
 }
 

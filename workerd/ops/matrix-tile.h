@@ -26,6 +26,7 @@ struct op_matrix_tile {
 	bool is_direct;     /* subgroups load x from global memory; staging has whole tiles of x */
 	bool is_decoded;    /* W becomes f16 in staging first, where there is room */
 	bool is_ragged;     /* rows of x that a tile does not have cost nothing, the others more */
+	bool is_wide;       /* shaders/matrix-wide.glsl: two buffers; neither direct nor ragged */
 };
 
 /* The kernel's n_subgroups and spec but for FINISH; false where it cannot be. */
@@ -38,6 +39,9 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
  */
 bool op_matrix_tile_find_kernel(
 	const struct weights_tensor *w, bool is_experts, enum kernels_id *ret_id);
+
+/* The kernel of the same format for wide tiles. */
+bool op_matrix_tile_find_wide(uint32_t dtype, enum kernels_id *ret_id);
 
 /* The kernel that makes f16 of a block format for which there is one of the above; false for f16.
  */

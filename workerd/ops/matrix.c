@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/dtype.h"
 #include "proto/util/err.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -233,10 +234,13 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 	int r = record_decode(pool, c, s, d, &push, ret_err);
 	if (r)
 		return r;
-	if (d->is_decoded)
+	uint32_t dtype = d->is_decoded ? DTYPE_F16 : w->dtype;
+	if (s->tile.is_wide)
+		(void)op_matrix_tile_find_wide(dtype, &kernel.id);
+	else if (d->is_decoded)
 		kernel.id = KERNELS_MATRIX_F16;
-	else if (!op_matrix_tile_find_kernel(w, false, &kernel.id))
-		return err_set(ret_err, ENOTSUP, "block format: found id %u", w->dtype);
+	else
+		(void)op_matrix_tile_find_kernel(w, false, &kernel.id);
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = d->finish;
 	if (d->free_at < p->n_staging_bytes) {
 		push.n_streams = choose_streams(pool, &s->tile, p->n_staging_bytes - d->free_at);

@@ -11,6 +11,7 @@
 #include "vk/device.h"
 #include "vk/pipeline.h"
 #include "workerd/crew.h"
+#include "workerd/ops/matrix-order.h"
 
 struct op_pool_entry {
 	struct op_pool_kernel kernel;
@@ -25,6 +26,7 @@ struct op_pool {
 	const struct tuning *tuning;
 	bool is_trial;
 	bool is_gathering;
+	uint32_t matrix_order;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
 };
@@ -43,6 +45,11 @@ int op_pool_new(struct vk_device *d, struct err *ret_err, struct op_pool **ret_p
 		return err_set(ret_err, ENOMEM, "pipelines: no memory");
 	pool->d = d;
 	pool->info = info;
+	int r = op_matrix_order_find(d, ret_err, &pool->matrix_order);
+	if (r) {
+		free(pool);
+		return r;
+	}
 	*ret_pool = pool;
 	return 0;
 }
@@ -75,6 +82,11 @@ const struct vk_device_info *op_pool_get_info(const struct op_pool *pool)
 uint32_t op_pool_get_shared_bytes(const struct op_pool *pool)
 {
 	return pool->info->max_shared_bytes;
+}
+
+uint32_t op_pool_get_matrix_order(const struct op_pool *pool)
+{
+	return pool->matrix_order;
 }
 
 void op_pool_set_watch(struct op_pool *pool, op_pool_watch_fn fn, void *userdata)

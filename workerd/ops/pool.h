@@ -35,6 +35,7 @@ struct op_pool_kernel {
 	uint32_t spec[OP_POOL_MAX_SPEC];
 };
 
+/* Tries the device's matrices out. -ENOTSUP, -ENOMEM, errors of the device, with ret_err. */
 int must_check op_pool_new(struct vk_device *d, struct err *ret_err, struct op_pool **ret_pool);
 
 /* No submitted work may use its pipelines any more. Accepts NULL; returns NULL. */
@@ -50,6 +51,9 @@ uint32_t op_pool_get_subgroup_size(const struct op_pool *pool);
 
 /* What a workgroup may have of shared memory. */
 uint32_t op_pool_get_shared_bytes(const struct op_pool *pool);
+
+/* How lanes have the device's matrices, as op_matrix_order_find has found; 0: otherwise. */
+uint32_t op_pool_get_matrix_order(const struct op_pool *pool);
 
 /* What ops of products choose by before their own rules; borrowed. NULL: nothing, as at first. */
 void op_pool_set_tuning(struct op_pool *pool, const struct tuning *tuning);

@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SHADERS_MATRIX_WIDE_GLSL
+#define SHADERS_MATRIX_WIDE_GLSL
+
+/*
+ * A tile of a matrix product as in matrix.glsl, with the same functions for and from the kernel, for
+ * many rows of x: large tiles of subgroups, and everything under way at once. While a group of 16 of
+ * k is multiplied, the operands of the next one come out of shared memory; in the groups of a step
+ * but the last the next step is decoded into the other buffer, and the words of the one after it are
+ * asked for. One barrier a step, in front of the last group, which is when nothing is left to be read
+ * in this buffer.
+ *
+ * With ORDER shared memory has operands in the order in which a device's subgroups of 32 keep
+ * matrices of 16 by 16 in registers, so that a lane loads all its numbers of one at once: lane
+ * 4 g + t has rows g and g + 8, of each the numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of k
+ * (KERNELS_MATRIX_ORDER finds out). Without, rows lie as in matrix.glsl.
+ *
+ * Of four neighbours of k the middle ones change places, in both operands: quantized numbers come
+ * two apart (matrix-unit.glsl). Included behind matrix-spec.glsl.
+ */
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+
+const bool HAS_ORDER = ORDER != 0;
+const int GROUP = 16;
+const int N_GROUPS = BK / GROUP;
+#include "matrix-unit.glsl"
+
+const int N_K = GROUP / MAT_K;
+const int N_I = SM / MAT_M; /* accumulators of a subgroup */
+const int N_J = SN / MAT_N;
+const uint N_SUBGROUPS = uint((BN / SN) * (BM / SM));
+const int N_THREADS = int(LOCAL_SIZE);
+
+/* Shared memory in quads of eight f16: of an order as they are, else with one behind each row. */
+const int ROW = BK / 8 + (HAS_ORDER ? 0 : 1);
+const int BLOCK = 32; /* quads of 16 rows of a group */
+const int W_SIZE = BN * ROW;
+const int BUFFER = (BN + BM) * ROW;
+/* The results of a subgroup, MAT_M rows at a time, take the same memory when all is summed. */
+const int OUT_ROW = SN / 4 + 2;
+const int OUT_SIZE = MAT_M * OUT_ROW;
+const int N_OUTPUT = int(N_SUBGROUPS) * OUT_SIZE;
+shared uvec4 stage[2 * BUFFER > N_OUTPUT ? 2 * BUFFER : N_OUTPUT];
+
+/* An invocation's share of a step: of W rows r and r + 8 of a group, of x the same of half of one. */
+const int W_TASKS = BN / 2 * N_GROUPS;
+const int N_W = (W_TASKS + N_THREADS - 1) / N_THREADS;
+const int X_TASKS = BM * N_GROUPS;
+const int N_X = (X_TASKS + N_THREADS - 1) / N_THREADS;
+
+uvec2 w_rows[N_W][2];
+uint w_raw[N_W][2][U_RAW];
+uint x_at[N_X][2];
+uvec4 x_raw[N_X][2];
+coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[N_I][N_J];
+/* The operands of a group, and those of the next: of an order as words until they are wanted. */
+uvec4 w_words[2][N_J];
+uvec4 x_words[2][N_I];
+coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> ws[2][N_J][N_K];
+coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> xs[2][N_I][N_K];
+
+/* The kernel's, see matrix.glsl. */
+uvec2 w_row(uint matrix, uint j);
+uint x_row(uint i);
+void store_output(uint i, uint j, float v);
+
+/* A task's first row in the tile, its group, and its half of it. */
+struct task {
+	uint row;
+	uint group;
+	uint half_at;
+};
+
+uint pair_row(uint pair)
+{
+	return pair / 8 * 16 + pair % 8;
+}
+
+task get_w_task(int i)
+{
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+
+	return task(pair_row(at / N_GROUPS), at % N_GROUPS, 0);
+}
+
+task get_x_task(int i)
+{
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+
+	return task(pair_row(at / (2 * N_GROUPS)), at / 2 % N_GROUPS, at % 2);
+}
+
+bool has_w(int i)
+{
+	return W_TASKS % N_THREADS == 0 || gl_LocalInvocationID.x + i * N_THREADS < W_TASKS;
+}
+
+bool has_x(int i)
+{
+	return X_TASKS % N_THREADS == 0 || gl_LocalInvocationID.x + i * N_THREADS < X_TASKS;
+}
+
+/*
+ * Which of its four quads' places a lane takes first, so that eight lanes that write at once, or
+ * read, meet in no bank.
+ */
+uint turn_w(uint row, uint group)
+{
+	return N_GROUPS == 2 ? group << 1 & 2 | row >> 1 & 1 : group & 3;
+}
+
+uint turn_x(uint group)
+{
+	return group & 1;
+}
+
+/* The subgroup's first row of W and of x in the tile. */
+uint first_n()
+{
+	return gl_SubgroupID % (BN / SN) * SN;
+}
+
+uint first_m()
+{
+	return gl_SubgroupID / (BN / SN) * SM;
+}
+
+/* x_stride: f16s, a multiple of 8. */
+void start_tile(uint x_stride)
+{
+	unit_magic = 0x64006400u + (x_stride >> 31); /* a row is not that long */
+	[[unroll]] for (int i = 0; i < N_W; i++) {
+		task t = get_w_task(i);
+		[[unroll]] for (int h = 0; h < 2; h++) {
+			uint r = t.row + 8 * h;
+			if (has_w(i) && IS_SWIGLU)
+				w_rows[i][h] = w_row(r % SN / SN_OUT, r / SN * SN_OUT + r % SN_OUT);
+			else if (has_w(i))
+				w_rows[i][h] = w_row(0, r);
+		}
+	}
+	[[unroll]] for (int i = 0; i < N_X; i++) {
+		task t = get_x_task(i);
+		[[unroll]] for (int h = 0; h < 2; h++)
+			if (has_x(i))
+				x_at[i][h] = x_row(t.row + 8 * h) * (x_stride / 8) + 2 * t.group +
+					     t.half_at;
+	}
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			sums[i][j] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N,
+				gl_MatrixUseAccumulator>(0.0);
+}
+
+void load_w(int i, uint s)
+{
+	[[unroll]] for (int h = 0; h < 2; h++)
+		if (has_w(i))
+			unit_load(w_rows[i][h], s * N_GROUPS, get_w_task(i).group, w_raw[i][h]);
+}
+
+void load_x(int i, uvec2 x, uint s)
+{
+	[[unroll]] for (int h = 0; h < 2; h++)
+		if (has_x(i))
+			x_raw[i][h] = Quads(x).at[x_at[i][h] + s * (BK / 8)];
+}
+
+/* Where quad q of four (ORDER), or rows r and r + 8 and quad q of two, of a task begin. */
+uint block_at(task t)
+{
+	return (t.row / 16 * N_GROUPS + t.group) * BLOCK + t.row % 16 * 4;
+}
+
+/* Unit i of step s, which is loaded, where all can read it. */
+void store_w(int i, uint s, uint buffer_at)
+{
+	task t = get_w_task(i);
+	uvec2 a[4], b[4];
+
+	if (!has_w(i))
+		return;
+	unit_decode(w_rows[i][0], s * N_GROUPS, t.group, w_raw[i][0], a);
+	unit_decode(w_rows[i][1], s * N_GROUPS, t.group, w_raw[i][1], b);
+	if (HAS_ORDER) {
+		[[unroll]] for (int q = 0; q < 4; q++)
+			stage[buffer_at + block_at(t) + (q ^ turn_w(t.row, t.group))] =
+				uvec4(a[q], b[q]);
+		return;
+	}
+	uint at = buffer_at + t.row * ROW + 2 * t.group;
+	[[unroll]] for (int q = 0; q < 2; q++) {
+		stage[at + q] = uvec4(a[2 * q], a[2 * q + 1]);
+		stage[at + 8 * ROW + q] = uvec4(b[2 * q], b[2 * q + 1]);
+	}
+}
+
+void store_x(int i, uint buffer_at)
+{
+	task t = get_x_task(i);
+
+	if (!has_x(i))
+		return;
+	uvec2 a[2] = {unit_turn(x_raw[i][0].xy), unit_turn(x_raw[i][0].zw)};
+	uvec2 b[2] = {unit_turn(x_raw[i][1].xy), unit_turn(x_raw[i][1].zw)};
+	if (HAS_ORDER) {
+		uint at = buffer_at + W_SIZE + block_at(t);
+		[[unroll]] for (int q = 0; q < 2; q++)
+			stage[at + (2 * t.half_at + q ^ turn_x(t.group))] =
+				uvec4(a[q].x, b[q].x, a[q].y, b[q].y);
+		return;
+	}
+	uint at = buffer_at + W_SIZE + t.row * ROW + 2 * t.group + t.half_at;
+	stage[at] = uvec4(a[0], a[1]);
+	stage[at + 8 * ROW] = uvec4(b[0], b[1]);
+}
+
+void load_step(uvec2 x, uint s)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++)
+		load_w(i, s);
+	[[unroll]] for (int i = 0; i < N_X; i++)
+		load_x(i, x, s);
+}
+
+void store_step(uint s, uint buffer_at)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++)
+		store_w(i, s, buffer_at);
+	[[unroll]] for (int i = 0; i < N_X; i++)
+		store_x(i, buffer_at);
+}
+
+/* Which pair of a lane's numbers is of its row g or g + 8, and of the lower or upper half of k. */
+const int ORDER_X = ORDER & 0xff;
+const int ORDER_W = ORDER >> 8 & 0xff;
+
+#define SET(mat, word, v)                                \
+	{                                                \
+		f16vec2 both = unpackFloat2x16(v);       \
+		(mat)[2 * (word)] = both.x;              \
+		(mat)[2 * (word) + 1] = both.y;          \
+	}
+
+/* What the lane reads of a block, counted from its begin. */
+uint lane_w(int group)
+{
+	return lane() ^ turn_w(lane() / 4, group);
+}
+
+uint lane_x(int group)
+{
+	return lane() ^ turn_x(group);
+}
+
+/* Matrix j of W of a group, from a buffer; matrix i of x. */
+void read_w(int set, int j, uint buffer_at, int group)
+{
+	if (HAS_ORDER) {
+		w_words[set][j] = stage[buffer_at + (first_n() / 16 + j) * N_GROUPS * BLOCK +
+					group * BLOCK + lane_w(group)];
+		return;
+	}
+	[[unroll]] for (int k = 0; k < N_K; k++)
+		coopMatLoad(ws[set][j][k], stage,
+			buffer_at + (first_n() + j * MAT_N) * ROW + 2 * group + k * MAT_K / 8, ROW,
+			gl_CooperativeMatrixLayoutColumnMajor);
+}
+
+void read_x(int set, int i, uint buffer_at, int group)
+{
+	if (HAS_ORDER) {
+		x_words[set][i] = stage[buffer_at + W_SIZE +
+					(first_m() / 16 + i) * N_GROUPS * BLOCK + group * BLOCK +
+					lane_x(group)];
+		return;
+	}
+	[[unroll]] for (int k = 0; k < N_K; k++)
+		coopMatLoad(xs[set][i][k], stage,
+			buffer_at + W_SIZE + (first_m() + i * MAT_M) * ROW + 2 * group +
+				k * MAT_K / 8,
+			ROW, gl_CooperativeMatrixLayoutRowMajor);
+}
+
+void multiply_words(int set, int i)
+{
+	coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> x;
+	uvec4 v = x_words[set][i];
+
+	SET(x, ORDER_X & 3, v.x);
+	SET(x, ORDER_X >> 4 & 3, v.y);
+	SET(x, ORDER_X >> 2 & 3, v.z);
+	SET(x, ORDER_X >> 6 & 3, v.w);
+	[[unroll]] for (int j = 0; j < N_J; j++) {
+		coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> w;
+		v = w_words[set][j];
+		SET(w, ORDER_W & 3, v.x);
+		SET(w, ORDER_W >> 2 & 3, v.y);
+		SET(w, ORDER_W >> 4 & 3, v.z);
+		SET(w, ORDER_W >> 6 & 3, v.w);
+		sums[i][j] = coopMatMulAdd(x, w, sums[i][j]);
+	}
+}
+
+void multiply(int set, int i)
+{
+	if (HAS_ORDER) {
+		multiply_words(set, i);
+		return;
+	}
+	[[unroll]] for (int k = 0; k < N_K; k++)
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			sums[i][j] = coopMatMulAdd(xs[set][i][k], ws[set][j][k], sums[i][j]);
+}
+
+/* What goes on between multiplications, in N_I parts, of which this is the i-th. */
+void read_part(int i, int set, uint buffer_at, int group)
+{
+	read_x(set, i, buffer_at, group);
+	[[unroll]] for (int j = 0; j < N_J; j++)
+		if (j * N_I / N_J == i)
+			read_w(set, j, buffer_at, group);
+}
+
+void store_part(int part, int n_parts, uvec2 x, uint next, uint after, uint buffer_at)
+{
+	[[unroll]] for (int i = 0; i < N_W; i++)
+		if (i * n_parts / (N_W + N_X) == part) {
+			store_w(i, next, buffer_at);
+			load_w(i, after);
+		}
+	[[unroll]] for (int i = 0; i < N_X; i++)
+		if ((N_W + i) * n_parts / (N_W + N_X) == part) {
+			store_x(i, buffer_at);
+			load_x(i, x, after);
+		}
+}
+
+#if defined(STAGGER) || defined(SIMPLE)
+void store_parts(uvec2 x, uint next, uint after, uint buffer_at)
+{
+	store_step(next, buffer_at);
+	load_step(x, after);
+}
+#endif
+
+/* Step s out of a buffer, and the next one into the other. */
+void sum_step(uvec2 x, uint s, uint end, const uint buffer_at, const uint other_at)
+{
+	uint next = min(s + 1, end - 1), after = min(s + 2, end - 1);
+
+#if defined(SIMPLE)
+	barrier();
+#if SIMPLE == 1
+	store_parts(x, next, after, other_at);
+#endif
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		read_part(i, 0, buffer_at, 0);
+#if SIMPLE == 2
+	store_parts(x, next, after, other_at);
+#endif
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		read_part(i, 1, buffer_at, 1);
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		multiply(0, i);
+#if SIMPLE == 3
+	store_parts(x, next, after, other_at);
+#endif
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		multiply(1, i);
+	return;
+#endif
+	[[unroll]] for (int g = 0; g < N_GROUPS; g++) {
+		bool is_last = g == N_GROUPS - 1;
+		if (is_last)
+			barrier();
+#ifdef STAGGER
+		if (g == 0 && gl_SubgroupID * 2 >= N_SUBGROUPS)
+			store_parts(x, next, after, other_at);
+#endif
+		[[unroll]] for (int i = 0; i < N_I; i++) {
+			read_part(i, (g + 1) % 2, is_last ? other_at : buffer_at,
+				(g + 1) % N_GROUPS);
+			multiply(g % 2, i);
+#ifndef STAGGER
+			if (!is_last)
+				store_part(g * N_I + i, (N_GROUPS - 1) * N_I, x, next, after,
+					other_at);
+#endif
+		}
+#ifdef STAGGER
+		if (g == 0 && gl_SubgroupID * 2 < N_SUBGROUPS)
+			store_parts(x, next, after, other_at);
+#endif
+	}
+}
+
+/*
+ * All steps of [first, end); x: the address of row 0; x_stride as above. Behind the end the last
+ * step is loaded and stored again: no branch is in the way of either. All have read and written
+ * shared memory for the last time.
+ */
+void sum_steps(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
+{
+	load_step(x, first);
+	store_step(first, 0);
+	load_step(x, min(first + 1, end - 1));
+#if !defined(SIMPLE)
+	barrier();
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		read_part(i, 0, 0, 0);
+#endif
+	/* Two at a time, so that places in shared memory are the same in each round. */
+	for (uint s = first; s < end; s += 2) {
+		sum_step(x, s, end, 0, BUFFER);
+		if (s + 1 == end)
+			break;
+		sum_step(x, s + 1, end, BUFFER, 0);
+	}
+	barrier();
+}
+
+float staged_output(uint at)
+{
+	return uintBitsToFloat(stage[at / 4][at % 4]);
+}
+
+/* MAT_M rows of the subgroup's sums, from row i0 of the tile, at quad `at` of the shared memory. */
+void store_rows(uint i0, uint n_live, uint at)
+{
+	uint j0 = first_n() / SN * SN_OUT;
+
+	for (uint e = lane(); e < MAT_M * SN_OUT; e += SUBGROUP) {
+		uint i = e / SN_OUT, c = e % SN_OUT;
+		uint from = 4 * (at + i * OUT_ROW) + c;
+		if (i0 + i >= n_live)
+			continue;
+		float v = staged_output(from);
+		if (IS_SWIGLU)
+			v = silu(v) * staged_output(from + SN_OUT);
+		store_output(i0 + i, j0 + c, v);
+	}
+}
+
+/* The sums, finished; rows from n_live on are left out. */
+void store_tile(uint n_live)
+{
+	uint at = gl_SubgroupID * OUT_SIZE;
+
+	[[unroll]] for (int i = 0; i < N_I; i++) {
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			coopMatStore(sums[i][j], stage, at + j * MAT_N / 4, OUT_ROW,
+				gl_CooperativeMatrixLayoutRowMajor);
+		subgroupBarrier();
+		store_rows(first_m() + i * MAT_M, n_live, at);
+		subgroupBarrier();
+	}
+	barrier(); /* another tile may come */
+}
+
+/* The sums as they are: [BM][BN] at an address. */
+void store_partial(uvec2 to)
+{
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		[[unroll]] for (int j = 0; j < N_J; j++)
+			coopMatStore(sums[i][j], FloatsOut(to).at,
+				(first_m() + i * MAT_M) * BN + first_n() + j * MAT_N, BN,
+				gl_CooperativeMatrixLayoutRowMajor);
+}
+
+#endif
