@@ -130,6 +130,7 @@
 
 #define ABI_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
 #define ABI_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
+#define ABI_STAGE_SPEC_BLOCKS (ABI_SPEC_KERNEL + 2)
 
 /* attention: query heads of one workgroup, all of the same key head. */
 #define ABI_ATTENTION_SPEC_HEADS (ABI_SPEC_KERNEL + 0)

@@ -3,18 +3,23 @@
 #define SHADERS_MATRIX_UNIT_GLSL
 
 /*
- * Rows of a weight matrix as f16 as in matrix-dtype.glsl, in units of 16 neighbours: unit_load()
- * fetches the U_RAW words that a unit needs, unit_decode() turns them into four pieces of four, the
- * middle numbers of each changed with each other: numbers 0 and 2 in a word, 1 and 3 in the next.
+ * Rows of a weight matrix as f16 as in matrix-dtype.glsl, in units of U_ELEMENTS neighbours:
+ * unit_load() fetches the U_RAW words that a unit needs, unit_decode() turns them into pieces of four,
+ * the middle numbers of each changed with each other: numbers 0 and 2 in a word, 1 and 3 in the next.
  * Quantized numbers are masked out of their words that far apart, two at once.
  *
- * Units of a step have numbers first + group, first being the same for all lanes.
+ * Units of a step have numbers first + group, first being the same for all lanes; with UNITS_SHARE,
+ * which is the includer's, all of a step are of the same 32 numbers.
  */
 #include "matrix-dtype.glsl"
 
 #if defined(DTYPE_F32)
-#define U_RAW 16
-#elif defined(DTYPE_F16) || defined(DTYPE_BF16) || defined(DTYPE_Q4_K)
+#define U_ELEMENTS 8
+#define U_RAW 8
+#elif defined(DTYPE_F16) || defined(DTYPE_BF16)
+#define U_ELEMENTS 8
+#define U_RAW 4
+#elif defined(DTYPE_Q4_K)
 #define U_RAW 8
 #elif defined(DTYPE_Q6_K)
 #define U_RAW 12
@@ -25,6 +30,10 @@
 #else
 #define U_RAW 6
 #endif
+#if !defined(U_ELEMENTS)
+#define U_ELEMENTS 16
+#endif
+const int U_PIECES = U_ELEMENTS / 4;
 
 /*
  * 1024 as two f16, whose last bit is 1. The kernel sets it to that in a way that its compiler does
@@ -55,7 +64,7 @@ uvec2 unit_scale(uint word, uint mask, float16_t bias, float16_t d)
 
 void unit_put(inout uint raw[U_RAW], int first, uvec4 v)
 {
-#if U_RAW >= 8
+#if U_RAW >= 4
 	raw[first] = v.x;
 	raw[first + 1] = v.y;
 	raw[first + 2] = v.z;
@@ -86,19 +95,18 @@ uint unit_whole(uint raw[U_RAW], int i, bool is_cut)
 /* The bytes in which a unit's numbers are, or their low bits. */
 uint unit_at(uint unit)
 {
-	return numbers_at(unit * (16 / W_ELEMENTS));
+	return numbers_at(unit * (U_ELEMENTS / W_ELEMENTS));
 }
 
 void unit_load(uvec2 row, uint first, uint group, out uint raw[U_RAW])
 {
-	uint unit = first + group, at = unit_at(unit), e = 16 * unit;
+	uint unit = first + group, at = unit_at(unit), e = U_ELEMENTS * unit;
 
 #if defined(DTYPE_F32)
-	[[unroll]] for (int q = 0; q < 4; q++)
-		unit_put(raw, 4 * q, Quads(row).at[4 * unit + q]);
-#elif defined(DTYPE_F16) || defined(DTYPE_BF16)
 	unit_put(raw, 0, Quads(row).at[2 * unit]);
 	unit_put(raw, 4, Quads(row).at[2 * unit + 1]);
+#elif defined(DTYPE_F16) || defined(DTYPE_BF16)
+	unit_put(raw, 0, Quads(row).at[unit]);
 #elif defined(DTYPE_Q4_K)
 	unit_put(raw, 0, Quads(row).at[at / 16]);
 	unit_put(raw, 4, Quads(row).at[9 * (e / 256)]);
@@ -140,15 +148,14 @@ f16vec2 unit_factors(uint j, uint raw[U_RAW])
 }
 #endif
 
-void unit_decode(uvec2 row, uint first, uint group, uint raw[U_RAW], out uvec2 ret_pieces[4])
+void unit_decode(uvec2 row, uint first, uint group, uint raw[U_RAW], out uvec2 ret_pieces[U_PIECES])
 {
-	uint unit = first + group, e = 16 * unit;
+	uint unit = first + group, e = U_ELEMENTS * unit;
 	bool is_cut = is_split(row, unit_at(unit));
 	const float16_t zero = float16_t(0.0);
 
 #if defined(DTYPE_Q4_K)
-	/* Two groups and no more are of the same 32. */
-	uint j = (N_GROUPS == 2 ? first : unit) / 2 % 8;
+	uint j = (UNITS_SHARE ? first : unit) / 2 % 8;
 	f16vec2 f = unit_factors(j, raw);
 #elif defined(DTYPE_Q6_K)
 	uint run = e % 128 / 32; /* see w_decode */
@@ -156,7 +163,7 @@ void unit_decode(uvec2 row, uint first, uint group, uint raw[U_RAW], out uvec2 r
 	float16_t s = float16_t(int(bitfieldExtract(int(raw[10]), int(e / 16 % 2 * 8), 8)));
 	float16_t d = s * unpackFloat2x16(raw[11]).x;
 #endif
-	[[unroll]] for (int q = 0; q < 4; q++) {
+	[[unroll]] for (int q = 0; q < U_PIECES; q++) {
 #if defined(DTYPE_F32)
 		ret_pieces[q] = uvec2(pack_halves(uintBitsToFloat(raw[4 * q]),
 					      uintBitsToFloat(raw[4 * q + 2])),

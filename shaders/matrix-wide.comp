@@ -5,7 +5,8 @@
  *
  *	finish: STORE v; ADD r[i][j] + v; GATE silu(r[i][j]) v; SWIGLU silu(v of w[0]) (v of w[1])
  *
- * Shapes: w[p] [n[p]][k] in a block format, x [m][k] f16 (stage.comp), y and r [m][y_stride] f32. The
+ * Shapes: w[p] [n[p]][k] in a block format or f16 in blocks (matrix-blocks.comp), x f16 in blocks
+ * (stage.comp with BLOCKS), y and r [m][y_stride] f32. The
  * outputs of the parts lie one behind the other in a row of y; SWIGLU has two parts of the same n and
  * one output of that width.
  * Grid: x: n_streams and as many as there are tiles; of W ceil(n[p] / BN) for each p, with SWIGLU
@@ -27,6 +28,18 @@ uvec2 w_row(uint matrix, uint j)
 	uvec2 base = part == 0 ? push.w[0] : part == 1 ? push.w[1] : push.w[2];
 
 	return address_at(base, min(t.j + j, push.n[t.part] - 1), push.n_row_bytes);
+}
+
+uvec2 w_blocks(uint matrix)
+{
+	uint part = t.part + matrix;
+
+	return part == 0 ? push.w[0] : part == 1 ? push.w[1] : push.w[2];
+}
+
+uint w_block(uint matrix, uint j)
+{
+	return min(t.j + j, push.n[t.part] - 1) / 16;
 }
 
 uint x_row(uint i)

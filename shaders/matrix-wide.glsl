@@ -20,11 +20,20 @@
  */
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 
 const bool HAS_ORDER = ORDER != 0;
 const int GROUP = 16;
 const int N_GROUPS = BK / GROUP;
+#if defined(DTYPE_BLOCKS)
+#define U_ELEMENTS 16
+#define U_RAW 1
+uint unit_magic;
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 at[]; };
+#else
+const bool UNITS_SHARE = BK == 32;
 #include "matrix-unit.glsl"
+#endif
 
 const int N_K = GROUP / MAT_K;
 const int N_I = SM / MAT_M; /* accumulators of a subgroup */
@@ -43,16 +52,26 @@ const int OUT_SIZE = MAT_M * OUT_ROW;
 const int N_OUTPUT = int(N_SUBGROUPS) * OUT_SIZE;
 shared uvec4 stage[2 * BUFFER > N_OUTPUT ? 2 * BUFFER : N_OUTPUT];
 
-/* An invocation's share of a step: of W rows r and r + 8 of a group, of x the same of half of one. */
-const int W_TASKS = BN / 2 * N_GROUPS;
+/*
+ * An invocation's share of a step: of W units of rows r and r + 8; of x, and of W that lies in
+ * blocks, quads of them.
+ */
+const int W_UNITS = BK / U_ELEMENTS;
+#if defined(DTYPE_BLOCKS)
+const int W_TASKS = BN * BK / 8;
+#else
+const int W_TASKS = BN / 2 * W_UNITS;
+#endif
 const int N_W = (W_TASKS + N_THREADS - 1) / N_THREADS;
-const int X_TASKS = BM * N_GROUPS;
+const int X_TASKS = BM * BK / 8;
 const int N_X = (X_TASKS + N_THREADS - 1) / N_THREADS;
 
 uvec2 w_rows[N_W][2];
 uint w_raw[N_W][2][U_RAW];
-uint x_at[N_X][2];
-uvec4 x_raw[N_X][2];
+uint w_at[N_W];
+uvec4 w_quads[N_W];
+uint x_at[N_X];
+uvec4 x_raw[N_X];
 coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[N_I][N_J];
 /* The operands of a group, and those of the next: of an order as words until they are wanted. */
 uvec4 w_words[2][N_J];
@@ -62,33 +81,26 @@ coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> xs[2][N_I][N_K
 
 /* The kernel's, see matrix.glsl. */
 uvec2 w_row(uint matrix, uint j);
+uvec2 w_blocks(uint matrix);           /* the address of a matrix in blocks, */
+uint w_block(uint matrix, uint j);     /* and which of its 16 rows row j of the tile is among */
 uint x_row(uint i);
 void store_output(uint i, uint j, float v);
 
-/* A task's first row in the tile, its group, and its half of it. */
+/* Of W: a task's first row in the tile, its unit, group, and first of four pieces in it. */
 struct task {
 	uint row;
+	uint unit;
 	uint group;
-	uint half_at;
+	uint piece;
 };
 
-uint pair_row(uint pair)
-{
-	return pair / 8 * 16 + pair % 8;
-}
-
-task get_w_task(int i)
+task get_task(int i)
 {
 	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+	uint pair = at / W_UNITS, unit = at % W_UNITS;
 
-	return task(pair_row(at / N_GROUPS), at % N_GROUPS, 0);
-}
-
-task get_x_task(int i)
-{
-	uint at = gl_LocalInvocationID.x + i * N_THREADS;
-
-	return task(pair_row(at / (2 * N_GROUPS)), at / 2 % N_GROUPS, at % 2);
+	return task(pair / 8 * 16 + pair % 8, unit, unit * U_ELEMENTS / GROUP,
+		unit * U_ELEMENTS / 4 % 4);
 }
 
 bool has_w(int i)
@@ -102,17 +114,18 @@ bool has_x(int i)
 }
 
 /*
- * Which of its four quads' places a lane takes first, so that eight lanes that write at once, or
- * read, meet in no bank.
+ * By which its quads of a block change places, so that eight lanes that write at once, or read, meet
+ * in no bank.
  */
 uint turn_w(uint row, uint group)
 {
+#if defined(DTYPE_BLOCKS)
+	return 0;
+#else
+	if (U_ELEMENTS == 8)
+		return group & 1;
 	return N_GROUPS == 2 ? group << 1 & 2 | row >> 1 & 1 : group & 3;
-}
-
-uint turn_x(uint group)
-{
-	return group & 1;
+#endif
 }
 
 /* The subgroup's first row of W and of x in the tile. */
@@ -126,12 +139,26 @@ uint first_m()
 	return gl_SubgroupID / (BN / SN) * SM;
 }
 
-/* x_stride: f16s, a multiple of 8. */
-void start_tile(uint x_stride)
+/* Quad `at` of the blocks of a step that are of 16 rows: where it is in all blocks of k numbers. */
+uint get_block_quad(uint at, uint rows, uint k)
 {
-	unit_magic = 0x64006400u + (x_stride >> 31); /* a row is not that long */
+	return rows * (k / GROUP) * BLOCK + at % (N_GROUPS * BLOCK);
+}
+
+/* k: numbers of a row, a multiple of BK. */
+void start_tile(uint k)
+{
+	unit_magic = 0x64006400u + (k >> 31); /* a row is not that long */
 	[[unroll]] for (int i = 0; i < N_W; i++) {
-		task t = get_w_task(i);
+		uint at = gl_LocalInvocationID.x + i * N_THREADS;
+#if defined(DTYPE_BLOCKS)
+		uint r = at / (N_GROUPS * BLOCK) * 16;
+		uint matrix = IS_SWIGLU ? r % SN / SN_OUT : 0;
+		uint j = IS_SWIGLU ? r / SN * SN_OUT + r % SN_OUT : r;
+		w_rows[i][0] = w_blocks(matrix);
+		w_at[i] = get_block_quad(at, w_block(matrix, j), k);
+#else
+		task t = get_task(i);
 		[[unroll]] for (int h = 0; h < 2; h++) {
 			uint r = t.row + 8 * h;
 			if (has_w(i) && IS_SWIGLU)
@@ -139,13 +166,11 @@ void start_tile(uint x_stride)
 			else if (has_w(i))
 				w_rows[i][h] = w_row(0, r);
 		}
+#endif
 	}
 	[[unroll]] for (int i = 0; i < N_X; i++) {
-		task t = get_x_task(i);
-		[[unroll]] for (int h = 0; h < 2; h++)
-			if (has_x(i))
-				x_at[i][h] = x_row(t.row + 8 * h) * (x_stride / 8) + 2 * t.group +
-					     t.half_at;
+		uint at = gl_LocalInvocationID.x + i * N_THREADS;
+		x_at[i] = get_block_quad(at, x_row(at / (N_GROUPS * BLOCK) * 16) / 16, k);
 	}
 	[[unroll]] for (int i = 0; i < N_I; i++)
 		[[unroll]] for (int j = 0; j < N_J; j++)
@@ -155,65 +180,78 @@ void start_tile(uint x_stride)
 
 void load_w(int i, uint s)
 {
+#if defined(DTYPE_BLOCKS)
+	if (has_w(i))
+		w_quads[i] = Quads(w_rows[i][0]).at[w_at[i] + s * (N_GROUPS * BLOCK)];
+#else
 	[[unroll]] for (int h = 0; h < 2; h++)
 		if (has_w(i))
-			unit_load(w_rows[i][h], s * N_GROUPS, get_w_task(i).group, w_raw[i][h]);
+			unit_load(w_rows[i][h], s * W_UNITS, get_task(i).unit, w_raw[i][h]);
+#endif
 }
 
 void load_x(int i, uvec2 x, uint s)
 {
-	[[unroll]] for (int h = 0; h < 2; h++)
-		if (has_x(i))
-			x_raw[i][h] = Quads(x).at[x_at[i][h] + s * (BK / 8)];
+	if (has_x(i))
+		x_raw[i] = Quads(x).at[x_at[i] + s * (N_GROUPS * BLOCK)];
 }
 
-/* Where quad q of four (ORDER), or rows r and r + 8 and quad q of two, of a task begin. */
-uint block_at(task t)
+/* A piece of row r, where rows are as they are. */
+void put_piece(uint at, uint row, uint group, uint piece, uvec2 v)
 {
-	return (t.row / 16 * N_GROUPS + t.group) * BLOCK + t.row % 16 * 4;
+	at += row * ROW + 2 * group + piece / 2;
+	if (piece % 2 == 0)
+		stage[at].xy = v;
+	else
+		stage[at].zw = v;
 }
 
 /* Unit i of step s, which is loaded, where all can read it. */
 void store_w(int i, uint s, uint buffer_at)
 {
-	task t = get_w_task(i);
-	uvec2 a[4], b[4];
-
 	if (!has_w(i))
 		return;
-	unit_decode(w_rows[i][0], s * N_GROUPS, t.group, w_raw[i][0], a);
-	unit_decode(w_rows[i][1], s * N_GROUPS, t.group, w_raw[i][1], b);
+#if defined(DTYPE_BLOCKS)
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
 	if (HAS_ORDER) {
-		[[unroll]] for (int q = 0; q < 4; q++)
-			stage[buffer_at + block_at(t) + (q ^ turn_w(t.row, t.group))] =
-				uvec4(a[q], b[q]);
+		stage[buffer_at + at] = w_quads[i];
 		return;
 	}
-	uint at = buffer_at + t.row * ROW + 2 * t.group;
-	[[unroll]] for (int q = 0; q < 2; q++) {
-		stage[at + q] = uvec4(a[2 * q], a[2 * q + 1]);
-		stage[at + 8 * ROW + q] = uvec4(b[2 * q], b[2 * q + 1]);
+	uint row = at / (N_GROUPS * BLOCK) * 16 + at % BLOCK / 4, group = at / BLOCK % N_GROUPS;
+	put_piece(buffer_at, row, group, at % 4, w_quads[i].xy);
+	put_piece(buffer_at, row + 8, group, at % 4, w_quads[i].zw);
+#else
+	task t = get_task(i);
+	uvec2 a[U_PIECES], b[U_PIECES];
+
+	unit_decode(w_rows[i][0], s * W_UNITS, t.unit, w_raw[i][0], a);
+	unit_decode(w_rows[i][1], s * W_UNITS, t.unit, w_raw[i][1], b);
+	uint block_at = buffer_at + (t.row / 16 * N_GROUPS + t.group) * BLOCK + t.row % 16 * 4;
+	[[unroll]] for (int q = 0; q < U_PIECES; q++) {
+		if (HAS_ORDER) {
+			stage[block_at + (t.piece + q ^ turn_w(t.row, t.group))] =
+				uvec4(a[q], b[q]);
+			continue;
+		}
+		put_piece(buffer_at, t.row, t.group, t.piece + q, a[q]);
+		put_piece(buffer_at, t.row + 8, t.group, t.piece + q, b[q]);
 	}
+#endif
 }
 
 void store_x(int i, uint buffer_at)
 {
-	task t = get_x_task(i);
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
 
 	if (!has_x(i))
 		return;
-	uvec2 a[2] = {unit_turn(x_raw[i][0].xy), unit_turn(x_raw[i][0].zw)};
-	uvec2 b[2] = {unit_turn(x_raw[i][1].xy), unit_turn(x_raw[i][1].zw)};
 	if (HAS_ORDER) {
-		uint at = buffer_at + W_SIZE + block_at(t);
-		[[unroll]] for (int q = 0; q < 2; q++)
-			stage[at + (2 * t.half_at + q ^ turn_x(t.group))] =
-				uvec4(a[q].x, b[q].x, a[q].y, b[q].y);
+		stage[buffer_at + W_SIZE + at] = x_raw[i];
 		return;
 	}
-	uint at = buffer_at + W_SIZE + t.row * ROW + 2 * t.group + t.half_at;
-	stage[at] = uvec4(a[0], a[1]);
-	stage[at + 8 * ROW] = uvec4(b[0], b[1]);
+	uint row = at / (N_GROUPS * BLOCK) * 16 + at % BLOCK / 4, group = at / BLOCK % N_GROUPS;
+	put_piece(buffer_at + W_SIZE, row, group, at % 4, x_raw[i].xz);
+	put_piece(buffer_at + W_SIZE, row + 8, group, at % 4, x_raw[i].yw);
 }
 
 void load_step(uvec2 x, uint s)
@@ -243,15 +281,10 @@ const int ORDER_W = ORDER >> 8 & 0xff;
 		(mat)[2 * (word) + 1] = both.y;          \
 	}
 
-/* What the lane reads of a block, counted from its begin. */
+/* What the lane reads of a block of W, counted from its begin. */
 uint lane_w(int group)
 {
 	return lane() ^ turn_w(lane() / 4, group);
-}
-
-uint lane_x(int group)
-{
-	return lane() ^ turn_x(group);
 }
 
 /* Matrix j of W of a group, from a buffer; matrix i of x. */
@@ -273,7 +306,7 @@ void read_x(int set, int i, uint buffer_at, int group)
 	if (HAS_ORDER) {
 		x_words[set][i] = stage[buffer_at + W_SIZE +
 					(first_m() / 16 + i) * N_GROUPS * BLOCK + group * BLOCK +
-					lane_x(group)];
+					lane()];
 		return;
 	}
 	[[unroll]] for (int k = 0; k < N_K; k++)

@@ -6,7 +6,8 @@
  *
  * Each four numbers are in the order that is asked for.
  *
- * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m n_share][k] f16.
+ * Shapes: x [][k] f32 with rows at multiples of 16 bytes, y [m n_share][k] f16; with BLOCKS
+ * [ceil(m n_share / 16)][k / 16][32][8] f16, for matrix-wide.comp.
  * Grid: x: a workgroup for each row of y. Bindings: none; addresses in struct abi_stage.
  */
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -15,6 +16,7 @@
 
 layout(constant_id = ABI_STAGE_SPEC_NORM) const uint NORM = 0;
 layout(constant_id = ABI_STAGE_SPEC_GATHER) const uint GATHER = 0;
+layout(constant_id = ABI_STAGE_SPEC_BLOCKS) const uint BLOCKS = 0;
 
 layout(push_constant, std430) uniform Push
 {
@@ -25,6 +27,11 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Ve
 layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer PairsOut
 {
 	uvec2 at[];
+};
+
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer WordsOut
+{
+	uint at[];
 };
 
 const float HALF_MAX = 65504.0;
@@ -61,6 +68,19 @@ uint pack(float a, float b)
 	return packFloat2x16(f16vec2(v));
 }
 
+/*
+ * Numbers 4 q to 4 q + 3 of row i in blocks of 16 rows by 16 of k: quad 4 g + t of a block has numbers
+ * 4 t and 4 t + 2 of row g, those of row g + 8, and then the two between of each.
+ */
+void put_in_block(uint i, uint q, vec4 v)
+{
+	uvec2 block = address_at(push.y, i / 16 * (push.k / 16) + q / 4, 512);
+	uint at = 4 * (i % 8 * 4 + q % 4) + i / 8 % 2;
+
+	WordsOut(block).at[at] = pack(v.x, v.z);
+	WordsOut(block).at[at + 2] = pack(v.y, v.w);
+}
+
 void main()
 {
 	uint i = gl_WorkGroupID.x;
@@ -78,6 +98,9 @@ void main()
 			v *= scale * Vecs(push.gain).at[q];
 		if (push.order == ABI_STAGE_SWAPPED)
 			v = v.xzyw;
-		PairsOut(y).at[q] = uvec2(pack(v.x, v.y), pack(v.z, v.w));
+		if (BLOCKS != 0)
+			put_in_block(i, q, v);
+		else
+			PairsOut(y).at[q] = uvec2(pack(v.x, v.y), pack(v.z, v.w));
 	}
 }

@@ -22,16 +22,18 @@ struct row {
 	uint32_t dtype;
 	enum kernels_id ids[2]; /* of experts the second */
 	enum kernels_id wide;
+	enum kernels_id blocks;
 	enum kernels_id decoder;
 };
 
 static const struct row rows[] = {
 	{DTYPE_F16, {KERNELS_MATRIX_F16, KERNELS_MATRIX_EXPERTS_F16}, KERNELS_MATRIX_WIDE_F16,
-		KERNELS_N},
+		KERNELS_MATRIX_BLOCKS_F16, KERNELS_N},
 #define ROW(name)                                                                     \
 	{                                                                             \
 		DTYPE_##name, {KERNELS_MATRIX_##name, KERNELS_MATRIX_EXPERTS_##name}, \
-			KERNELS_MATRIX_WIDE_##name, KERNELS_MATRIX_DECODE_##name      \
+			KERNELS_MATRIX_WIDE_##name, KERNELS_MATRIX_BLOCKS_##name,     \
+			KERNELS_MATRIX_DECODE_##name                                  \
 	}
 	ROW(F32),
 	ROW(BF16),
@@ -133,13 +135,15 @@ bool op_matrix_tile_find_kernel(
 	return true;
 }
 
-bool op_matrix_tile_find_wide(uint32_t dtype, enum kernels_id *ret_id)
+bool op_matrix_tile_find_wide(
+	uint32_t dtype, enum kernels_id *ret_id, enum kernels_id *ret_blocks)
 {
 	const struct row *row = find_row(dtype);
 
 	if (!row || !kernels_has(row->wide))
 		return false;
 	*ret_id = row->wide;
+	*ret_blocks = row->blocks;
 	return true;
 }
 

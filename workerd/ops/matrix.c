@@ -3,7 +3,6 @@
 
 #include <errno.h>
 
-#include "proto/dtype.h"
 #include "proto/util/err.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -21,6 +20,7 @@ enum {
 	DECODE_INVOCATIONS = 128,
 	DECODE_ELEMENTS = 8, /* an invocation decodes so many or more */
 	MAX_GRID = 65535,    /* in one dimension: Vulkan promises no more */
+	BLOCK_ROWS = 16,     /* of shaders/matrix-blocks.comp, which takes them in pairs */
 };
 
 /* A matrix product with all that was decided about it. */
@@ -56,10 +56,15 @@ static const struct {
 static const struct op_matrix_tile narrow_tile = {
 	.bn = 32, .bm = 32, .bk = 32, .sn = 16, .sm = 16, .n_buffers = 1};
 
-/* Of x alone. */
-static uint64_t staged_bytes(uint32_t n_rows, uint64_t k)
+static uint64_t whole_blocks(uint64_t n_rows)
 {
-	return 2 * n_rows * k;
+	return (n_rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
+}
+
+/* Of x alone. */
+static uint64_t staged_bytes(const struct op_matrix_tile *t, uint32_t n_rows, uint64_t k)
+{
+	return 2 * k * (t->is_wide ? whole_blocks(n_rows) : n_rows);
 }
 
 /* The most groups of a dispatch for n rows of W. */
@@ -81,8 +86,9 @@ static bool fits_tile(const struct op_pool *pool, const struct op_matmul_params 
 		n += p->w[i].ne[1];
 	if (count_groups(t, n, p->n_rows) >= MAX_GRID / 2)
 		return false;
-	return !t->is_direct ||
-	       staged_bytes((p->n_rows + t->bm - 1) / t->bm * t->bm, k) <= p->n_staging_bytes;
+	return staged_bytes(t,
+		       t->is_direct ? (p->n_rows + t->bm - 1) / t->bm * t->bm : p->n_rows,
+		       k) <= p->n_staging_bytes;
 }
 
 struct op_matrix_tile op_matrix_choose(const struct op_pool *pool, const struct op_matmul_params *p)
@@ -145,9 +151,8 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 		n += p->w[i].ne[1];
 	}
 	struct op_matrix_tile tile = op_matrix_choose(pool, p);
-	uint64_t n_staged = staged_bytes(p->n_rows, k);
 	/* Quads of x and bytes of a row of y are counted in 32 bits. */
-	return n_staged <= p->n_staging_bytes && n_staged / 16 < UINT32_MAX &&
+	return staged_bytes(&tile, p->n_rows, k) / 16 < UINT32_MAX &&
 	       n < UINT32_MAX / sizeof(float) && fits_tile(pool, p, &tile);
 }
 
@@ -166,6 +171,29 @@ static int record_sum(struct op_pool *pool, struct vk_command *c, const struct p
 		(s->tile.bm + ABI_MATRIX_SUM_ROWS - 1) / ABI_MATRIX_SUM_ROWS, ret_err);
 }
 
+/* What makes f16 of a part: rows side by side, or blocks of them. False where nothing does. */
+static bool find_decoder(const struct product *s, uint32_t dtype, enum kernels_id *ret_id)
+{
+	enum kernels_id wide;
+
+	/* A block has rows of one matrix. */
+	if (!s->tile.is_decoded ||
+		(s->tile.is_wide && s->p->finish == OP_MATMUL_SWIGLU &&
+			s->tile.sn / 2 % BLOCK_ROWS))
+		return false;
+	return s->tile.is_wide ? op_matrix_tile_find_wide(dtype, &wide, ret_id)
+			       : op_matrix_tile_find_decoder(dtype, ret_id);
+}
+
+/* Groups of it along k, and rows of groups. */
+static void get_decoder_grid(const struct product *s, uint32_t n, uint32_t *ret_x, uint32_t *ret_y)
+{
+	uint32_t n_group = DECODE_INVOCATIONS * DECODE_ELEMENTS;
+
+	*ret_x = (s->k + n_group - 1) / n_group;
+	*ret_y = s->tile.is_wide ? (uint32_t)whole_blocks(n) / 2 : n;
+}
+
 /* W as f16 behind x, where that is to be and has room; push reads it there then. */
 static int record_decode(struct op_pool *pool, struct vk_command *c, const struct product *s,
 	struct dispatch *d, struct abi_matrix *push, struct err *ret_err)
@@ -173,12 +201,20 @@ static int record_decode(struct op_pool *pool, struct vk_command *c, const struc
 	const struct op_matmul_params *p = s->p;
 	struct op_pool_kernel kernel = {
 		.n_subgroups = DECODE_INVOCATIONS / op_pool_get_subgroup_size(pool)};
-	uint64_t n_bytes = 0, at = d->free_at;
+	uint64_t n_bytes[ABI_MATMUL_MAX_PARTS] = {0}, at = d->free_at, n_all = 0;
+	uint32_t n_x, n_y;
 
-	for (uint32_t i = 0; i < d->n_parts; i++)
-		n_bytes += 2ull * push->n[i] * s->k;
-	if (!s->tile.is_decoded || at + n_bytes > p->n_staging_bytes ||
-		!op_matrix_tile_find_decoder(p->w[d->first].dtype, &kernel.id))
+	if (!find_decoder(s, p->w[d->first].dtype, &kernel.id))
+		return 0;
+	for (uint32_t i = 0; i < d->n_parts; i++) {
+		n_bytes[i] = 2ull * s->k *
+			     (s->tile.is_wide ? whole_blocks(push->n[i]) : push->n[i]);
+		n_all += n_bytes[i];
+		get_decoder_grid(s, push->n[i], &n_x, &n_y);
+		if (n_y > MAX_GRID)
+			return 0;
+	}
+	if (at + n_all > p->n_staging_bytes)
 		return 0;
 	for (uint32_t i = 0; i < d->n_parts; i++) {
 		const struct abi_matrix_decode decode = {.w = push->w[i],
@@ -186,20 +222,34 @@ static int record_decode(struct op_pool *pool, struct vk_command *c, const struc
 			.n = push->n[i],
 			.k = s->k,
 			.n_row_bytes = push->n_row_bytes};
-		uint32_t n_x =
-			(s->k / DECODE_ELEMENTS + DECODE_INVOCATIONS - 1) / DECODE_INVOCATIONS;
+		get_decoder_grid(s, push->n[i], &n_x, &n_y);
 		int r = op_pool_dispatch(
-			pool, c, &kernel, &decode, n_x * kernel.n_subgroups, push->n[i], ret_err);
+			pool, c, &kernel, &decode, n_x * kernel.n_subgroups, n_y, ret_err);
 		if (r)
 			return r;
 		push->w[i] = decode.y;
-		at += 2ull * push->n[i] * s->k;
+		at += n_bytes[i];
 	}
 	push->n_row_bytes = 2 * s->k;
 	d->free_at = round_up(at);
 	d->is_decoded = true;
 	vk_command_barrier(c);
 	return 0;
+}
+
+/* What multiplies the part, or what has been made of it. */
+static enum kernels_id find_product(
+	const struct product *s, const struct weights_tensor *w, bool is_decoded)
+{
+	enum kernels_id id = KERNELS_MATRIX_F16, blocks;
+
+	if (s->tile.is_wide && is_decoded)
+		return KERNELS_MATRIX_WIDE_BLOCKS;
+	if (s->tile.is_wide)
+		(void)op_matrix_tile_find_wide(w->dtype, &id, &blocks);
+	else if (!is_decoded)
+		(void)op_matrix_tile_find_kernel(w, false, &id);
+	return id;
 }
 
 static int record_parts(struct op_pool *pool, struct vk_command *c, const struct product *s,
@@ -230,17 +280,11 @@ static int record_parts(struct op_pool *pool, struct vk_command *c, const struct
 			n_tiles += (push.n[i] + n_out - 1) / n_out;
 	}
 	n_tiles *= (p->n_rows + s->tile.bm - 1) / s->tile.bm;
-	d->free_at = round_up(staged_bytes(p->n_rows, s->k));
+	d->free_at = round_up(staged_bytes(&s->tile, p->n_rows, s->k));
 	int r = record_decode(pool, c, s, d, &push, ret_err);
 	if (r)
 		return r;
-	uint32_t dtype = d->is_decoded ? DTYPE_F16 : w->dtype;
-	if (s->tile.is_wide)
-		(void)op_matrix_tile_find_wide(dtype, &kernel.id);
-	else if (d->is_decoded)
-		kernel.id = KERNELS_MATRIX_F16;
-	else
-		(void)op_matrix_tile_find_kernel(w, false, &kernel.id);
+	kernel.id = find_product(s, w, d->is_decoded);
 	kernel.spec[ABI_MATRIX_SPEC_FINISH - ABI_SPEC_KERNEL] = d->finish;
 	if (d->free_at < p->n_staging_bytes) {
 		push.n_streams = choose_streams(pool, &s->tile, p->n_staging_bytes - d->free_at);
@@ -305,7 +349,8 @@ static int record_product(
 		.n_share = 1,
 		.k = s->k,
 		.eps = p->eps,
-		.n_rows = p->n_rows};
+		.n_rows = p->n_rows,
+		.is_blocks = s->tile.is_wide};
 
 	int r = op_stage_record(pool, c, &stage, ret_err);
 	if (r)

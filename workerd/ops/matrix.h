@@ -29,9 +29,9 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 /*
  * Bytes of staging behind x, which is [n_rows][k] f16, for sums of parts of tiles. With less there
  * the last tiles are not shared among workgroups, and the device is less busy: 160 workgroups with
- * two tiles of 128 by 128 f32.
+ * two tiles of 256 by 128 f32.
  */
-enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 128 * 128 * 4 };
+enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 256 * 128 * 4 };
 
 /*
  * Records it, with barriers where one of its own dispatches needs another's output: of staging

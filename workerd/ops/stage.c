@@ -12,9 +12,10 @@ int op_stage_record(struct op_pool *pool, struct vk_command *c, const struct op_
 	const struct op_pool_kernel kernel = {
 		.id = KERNELS_STAGE,
 		.n_subgroups = N_INVOCATIONS / op_pool_get_subgroup_size(pool),
-		.n_spec = ABI_STAGE_SPEC_GATHER + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_STAGE_SPEC_BLOCKS + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_STAGE_SPEC_NORM - ABI_SPEC_KERNEL] = p->gain != 0,
-			[ABI_STAGE_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0},
+			[ABI_STAGE_SPEC_GATHER - ABI_SPEC_KERNEL] = p->want != 0,
+			[ABI_STAGE_SPEC_BLOCKS - ABI_SPEC_KERNEL] = p->is_blocks},
 	};
 	const struct abi_stage push = {
 		.x = p->x,

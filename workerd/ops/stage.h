@@ -3,6 +3,7 @@
 #define WORKERD_OPS_STAGE_H
 
 /* Rows of f32 as f16, normalised and gathered on the way (shaders/stage.comp). */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -22,6 +23,7 @@ struct op_stage_params {
 	float eps;        /* of the norm */
 	uint32_t order;   /* of each four numbers of y: ABI_STAGE_* */
 	uint32_t n_rows;  /* the most that m can be */
+	bool is_blocks;   /* y in blocks of 16 rows, the last whole, at a multiple of 16; k likewise */
 };
 
 /* Records it. -errno of op_pool_dispatch. Engine thread. */
