@@ -21,16 +21,23 @@ float key_logit(uint key)
 	return uintBitsToFloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-/* This lane's part of those that come before. */
+/*
+ * This lane's part of those that come before. Of the experts with lower ids those are with the same
+ * key, too: they are greater than the key less one.
+ */
 uint count_before(place one, uint n_expert)
 {
-	uint n = 0;
+	uint own = one.id / 4, part = gl_LocalInvocationIndex % N_COUNTERS, n = 0;
 
-	for (uint q = gl_LocalInvocationIndex % N_COUNTERS; q < (n_expert + 3) / 4; q += N_COUNTERS) {
+	for (uint q = part; q < (n_expert + 3) / 4; q += N_COUNTERS) {
+		uint least = q < own ? one.key - 1 : one.key;
 		uvec4 others = keys[q];
 		[[unroll]] for (uint e = 0; e < 4; e++)
-			n += is_before(place(others[e], 4 * q + e), one) ? 1 : 0;
+			n += others[e] > least ? 1 : 0;
 	}
+	if (own % N_COUNTERS == part)
+		[[unroll]] for (uint e = 0; e < 3; e++)
+			n += keys[own][e] == one.key && 4 * own + e < one.id ? 1 : 0;
 	return n;
 }
 
@@ -39,9 +46,9 @@ void rank_experts(uvec2 logits_at, uint n_expert, uint n_used)
 {
 	Floats logits = Floats(logits_at);
 
-	/* Behind the last expert: what comes after all of them. */
+	/* None is 0, which is behind the last expert: that comes after all of them. */
 	for (uint e = gl_LocalInvocationIndex; e < (n_expert + 3) / 4 * 4; e += LOCAL_SIZE)
-		keys[e / 4][e % 4] = e < n_expert ? place_key(logits.at[e]) : 0;
+		keys[e / 4][e % 4] = e < n_expert ? max(place_key(logits.at[e]), 1) : 0;
 	barrier();
 	for (uint e0 = 0; e0 < n_expert; e0 += LOCAL_SIZE / N_COUNTERS) {
 		uint e = e0 + gl_LocalInvocationIndex / N_COUNTERS;

@@ -189,12 +189,48 @@ static void test_refused(void **state)
 	op_arena_fini(&a);
 }
 
+/* Logits of any bits: whoever reads the choice reads an expert's matrices, so there is one. */
+static void test_any_bits(void **state)
+{
+	enum { N_EXPERT = 67, N_USED = 32 };
+	struct err e = ERR_NULL;
+	struct op_arena a;
+
+	(void)state;
+	op_arena_init(&a, 1 << 20, seed);
+	uint64_t logits = op_arena_take_floats(&a, MAX_M * N_EXPERT);
+	uint64_t choice = op_arena_take(&a, sizeof(struct abi_choice) * MAX_M * N_USED, 0);
+	uint32_t *bits = (uint32_t *)(a.map + logits);
+	for (uint32_t i = 0; i < MAX_M * N_EXPERT; i++)
+		bits[i] = i % 3 ? op_arena_random(&a, 0, UINT32_MAX) : UINT32_MAX;
+	struct op_route_params p = {.logits = op_arena_address(&a, logits),
+		.choice = op_arena_address(&a, choice),
+		.m = op_arena_address(&a, op_arena_take_u32(&a, MAX_M)),
+		.n_expert = N_EXPERT,
+		.n_used = N_USED,
+		.n_rows = MAX_M};
+	op_arena_expect(&a, choice, sizeof(struct abi_choice) * MAX_M * N_USED);
+	on_device_check(op_route_record(a.pool, op_arena_begin(&a), &p, &e), &e, "record");
+	op_arena_run(&a);
+	const struct abi_choice *found = (const struct abi_choice *)(a.map + choice);
+	for (uint32_t i = 0; i < MAX_M; i++) {
+		bool is_taken[N_EXPERT] = {false};
+		for (uint32_t r = 0; r < N_USED; r++) {
+			uint32_t id = found[i * N_USED + r].expert;
+			assert_true(id < N_EXPERT && !is_taken[id]);
+			is_taken[id] = true;
+		}
+	}
+	op_arena_fini(&a);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_shapes),
 		CASE(test_bits_do_not_depend_on_rows),
 		CASE(test_not_a_number),
+		CASE(test_any_bits),
 		CASE(test_refused),
 	};
 
