@@ -219,7 +219,7 @@ void add_mixed_round(uint round)
 		if (WHOLE == 0 && round * ROUND_UNITS + u * SUBGROUP + lane() >= count_units())
 			continue;
 		clear_sums();
-		add_unit(u, 0, number, UNITS);
+		add_unit(u, number, UNITS);
 		[[unroll]] for (int r = 0; r < ROWS; r++)
 			totals[r] = fma(weight, sums[r][0], totals[r]);
 	}
@@ -249,25 +249,56 @@ void compute_round(uint round, uint n_rounds, bool has_next, uint next_j)
 		add_round(round);
 }
 
+/* The rounds of a tile whose x is kept, a row after the other; w_rows are those of the next tile. */
+void fetch_kept(int r, int h)
+{
+	fetch_slot(h * ROWS + r, r, kept_round(h));
+}
+
+void add_kept(bool has_next)
+{
+	[[unroll]] for (int h = 0; h < HOLD; h++) {
+		[[unroll]] for (int r = 0; r < ROWS; r++) {
+			hold_slots(h * ROWS + r);
+			if (AHEAD != 0 && has_next)
+				fetch_kept(r, h);
+			sums[r][0] = add_sums(sums[r][0], sum_kept(h));
+		}
+	}
+}
+
+/* Starts the loads of a tile. */
+void fetch_tile()
+{
+	if (HOLD == 0) {
+		fetch_round(0);
+		return;
+	}
+	[[unroll]] for (int h = 0; h < HOLD; h++)
+		[[unroll]] for (int r = 0; r < ROWS; r++)
+			fetch_kept(r, h);
+}
+
 /* All of a tile's sums. */
 void sum_tile(uint n_rounds, bool has_next, uint next_j)
 {
 	clear_sums();
+	if (HOLD > 0) {
+		if (!is_fetched)
+			fetch_tile();
+		is_fetched = AHEAD != 0;
+		if (has_next)
+			start_rows(next_j);
+		add_kept(has_next);
+		return;
+	}
 	[[unroll]] for (int r = 0; r < ROWS; r++)
 		totals[r] = 0.0;
-	if (HOLD > 0) {
-		/* Numbers of registers are constants. */
-		[[unroll]] for (int round = 0; round < HOLD / UNROLL; round++)
-			compute_round(round, HOLD / UNROLL, has_next, next_j);
-	} else {
-		for (uint round = 0; round < n_rounds; round++)
-			compute_round(round, n_rounds, has_next, next_j);
-	}
+	for (uint round = 0; round < n_rounds; round++)
+		compute_round(round, n_rounds, has_next, next_j);
 	if (IS_MIX)
 		[[unroll]] for (int r = 0; r < ROWS; r++)
 			sums[r][0] = totals[r];
-	if (AHEAD == 0 && has_next)
-		start_rows(next_j);
 }
 
 /* i: the row of the output. */
@@ -299,7 +330,7 @@ void main()
 	is_fetched = j < push.n;
 	if (is_fetched) {
 		start_rows(j);
-		fetch_round(0);
+		fetch_tile();
 	}
 	if (GATHER != 0 && gl_WorkGroupID.x == 0 && i % push.n_used == 0)
 		put_choices(push.n_used, address_at(push.choice, i, 8));

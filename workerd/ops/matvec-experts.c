@@ -38,7 +38,7 @@ static uint32_t count_hold(const struct op_pool *pool, const struct op_experts_p
 	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
 	uint64_t n = count_units(p);
 
-	if (!s->is_held || p->finish == OP_EXPERTS_MIX || n % (n_lanes * s->n_unroll) != 0 ||
+	if (!s->is_held || p->finish == OP_EXPERTS_MIX || s->n_unroll != 1 || n % n_lanes != 0 ||
 		n / n_lanes > OP_MATVEC_MAX_HOLD)
 		return 0;
 	return (uint32_t)(n / n_lanes);
