@@ -248,7 +248,7 @@ struct abi_stage {
 	ABI_U32 n_share;  /* rows of x for each of *m */
 	ABI_U32 k;        /* a multiple of 8 */
 	ABI_F32 eps;
-	ABI_U32 order;    /* ABI_STAGE_* */
+	ABI_U32 order; /* ABI_STAGE_* */
 };
 
 struct abi_quantize {
@@ -414,9 +414,9 @@ struct abi_matrix_experts {
 
 /* Experts of few rows by bytes. */
 struct abi_matvec_experts {
-	ABI_ADDRESS w[2];      /* [n_expert][n][k] each, or [n_expert] u64: where those begin */
-	ABI_ADDRESS x;         /* SWIGLU: [m] rows of ABI_QUANT_ROW_BYTES(k); MIX: [m * n_used][k] f32 */
-	ABI_ADDRESS y;         /* SWIGLU: [m * n_used][n] f32; MIX: [m][n] f32, added to */
+	ABI_ADDRESS w[2]; /* [n_expert][n][k] each, or [n_expert] u64: where those begin */
+	ABI_ADDRESS x;    /* SWIGLU: [m] rows of ABI_QUANT_ROW_BYTES(k); MIX: [m * n_used][k] f32 */
+	ABI_ADDRESS y;    /* SWIGLU: [m * n_used][n] f32; MIX: [m][n] f32, added to */
 	ABI_ADDRESS logits;    /* [m][n_expert] f32 with ROUTE */
 	ABI_ADDRESS choice;    /* [m][n_used] struct abi_choice; written with ROUTE */
 	ABI_ADDRESS m;         /* u32: rows of this step */
