@@ -128,6 +128,41 @@
 #define ABI_MATRIX_SPEC_DIRECT (ABI_SPEC_KERNEL + 11) /* 1: x is not put into shared memory */
 #define ABI_MATRIX_SPEC_ORDER (ABI_SPEC_KERNEL + 12)  /* 0: unknown, see matrix-wide.glsl */
 
+/* fragment: the shape of a matrix. */
+#define ABI_FRAGMENT_SPEC_M (ABI_SPEC_KERNEL + 0)
+#define ABI_FRAGMENT_SPEC_N (ABI_SPEC_KERNEL + 1)
+#define ABI_FRAGMENT_SPEC_K (ABI_SPEC_KERNEL + 2)
+#define ABI_FRAGMENT_MAX_NUMBERS 1024 /* of a matrix */
+#define ABI_FRAGMENT_ELEMENTS 32      /* of a lane, at most */
+#define ABI_FRAGMENT_NONE 0xffffffffu
+
+/*
+ * skinny: matrices of rows of W and sets of rows of x of a subgroup; subgroups side by side, and
+ * with shares of k of the same rows; the device's matrices, and lanes that share a row in them.
+ */
+#define ABI_SKINNY_SPEC_FRAGMENTS (ABI_SPEC_KERNEL + 0)
+#define ABI_SKINNY_SPEC_SETS (ABI_SPEC_KERNEL + 1)
+#define ABI_SKINNY_SPEC_GROUPS (ABI_SPEC_KERNEL + 2)
+#define ABI_SKINNY_SPEC_SHARES (ABI_SPEC_KERNEL + 3)
+#define ABI_SKINNY_SPEC_M (ABI_SPEC_KERNEL + 4)
+#define ABI_SKINNY_SPEC_K (ABI_SPEC_KERNEL + 5)
+#define ABI_SKINNY_SPEC_LANES (ABI_SPEC_KERNEL + 6)
+#define ABI_SKINNY_SPEC_FINISH (ABI_SPEC_KERNEL + 7) /* ABI_TILE_FINISH_* but MIX */
+#define ABI_SKINNY_SPEC_STEP (ABI_SPEC_KERNEL + 8)   /* 1: lanes of a subgroup run in step */
+
+#define ABI_SKINNY_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
+#define ABI_SKINNY_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
+#define ABI_SKINNY_STAGE_SPEC_ORDER (ABI_SPEC_KERNEL + 2) /* ABI_SKINNY_ORDER_* */
+#define ABI_SKINNY_STAGE_SPEC_LANES (ABI_SPEC_KERNEL + 3)
+
+#define ABI_SKINNY_COLUMNS 8 /* rows of x of a set: the n of the device's matrices */
+#define ABI_SKINNY_CHUNK 128 /* numbers of k that lanes share */
+
+/* Units of eight numbers of a chunk that a piece of W has: piece p of four has unit j at */
+#define ABI_SKINNY_ORDER_PLAIN 0 /* 4 p + j */
+#define ABI_SKINNY_ORDER_BY8 1   /* 4 j + p */
+#define ABI_SKINNY_ORDER_BY16 2  /* 8 (p / 2) + 4 (j / 2) + 2 (p % 2) + j % 2 */
+
 #define ABI_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
 #define ABI_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
 #define ABI_STAGE_SPEC_BLOCKS (ABI_SPEC_KERNEL + 2)
@@ -249,6 +284,39 @@ struct abi_stage {
 	ABI_U32 k;        /* a multiple of 8 */
 	ABI_F32 eps;
 	ABI_U32 order; /* ABI_STAGE_* */
+};
+
+struct abi_fragment {
+	ABI_ADDRESS y; /* [2][lanes][ABI_FRAGMENT_ELEMENTS] u32 */
+};
+
+struct abi_skinny_stage {
+	ABI_ADDRESS x;        /* [m][k] f32, or what want chooses from */
+	ABI_ADDRESS y;        /* see skinny-order.glsl */
+	ABI_ADDRESS gain;     /* [k] f32 with NORM */
+	ABI_ADDRESS want;     /* [m] u32 with GATHER */
+	ABI_ADDRESS m;        /* u32: rows of this step */
+	ABI_ADDRESS counters; /* [n_counters] u32 */
+	ABI_U32 k;
+	ABI_U32 n_sets;
+	ABI_U32 n_counters;
+	ABI_F32 eps;
+};
+
+struct abi_skinny {
+	ABI_ADDRESS w[ABI_MATMUL_MAX_PARTS]; /* [n][k] each; 0 where unused */
+	ABI_ADDRESS x;                       /* see skinny-order.glsl */
+	ABI_ADDRESS y;                       /* [m][y_stride] f32 */
+	ABI_ADDRESS r;                       /* [m][y_stride] f32 with ADD and GATE; may be y */
+	ABI_ADDRESS m;                       /* u32: rows of this step */
+	ABI_ADDRESS partials; /* [workgroups][rows of W][SETS * 8] f32; where n_splits > 1 */
+	ABI_ADDRESS counters; /* [tiles] u32, 0; where n_splits > 1 */
+	ABI_U32 n[ABI_MATMUL_MAX_PARTS]; /* rows of each matrix; 0 where unused */
+	ABI_U32 n_slices;                /* of a row of W */
+	ABI_U32 n_row_bytes;             /* of W */
+	ABI_U32 y_stride;                /* floats */
+	ABI_U32 n_splits;                /* workgroups that share a tile */
+	ABI_U32 pad;
 };
 
 struct abi_quantize {

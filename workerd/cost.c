@@ -68,6 +68,7 @@ static bool is_helper(enum kernels_id id)
 	case KERNELS_CACHE_FILL:
 	case KERNELS_QUANTIZE:
 	case KERNELS_STAGE:
+	case KERNELS_SKINNY_STAGE:
 	case KERNELS_MATRIX_SUM:
 	case KERNELS_BEST_PARTS:
 	case KERNELS_BEST_MERGE: return true;

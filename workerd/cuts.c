@@ -18,6 +18,7 @@
 #include "workerd/ops/matmul.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/matvec-format.h"
+#include "workerd/ops/skinny.h"
 #include "workerd/ops/pool.h"
 #include "workerd/record.h"
 #include "workerd/stopwatch.h"
@@ -195,6 +196,8 @@ static void get_params(
 static bool find_kind(
 	const struct op_pool *pool, const struct op_matmul_params *p, enum tuning_kind *ret_kind)
 {
+	if (op_skinny_wants(pool, p))
+		return false; /* it cuts itself */
 	*ret_kind = op_matvec_fits(pool, p) ? TUNING_MATVEC : TUNING_MATRIX;
 	return *ret_kind == TUNING_MATVEC || op_matrix_fits(pool, p);
 }

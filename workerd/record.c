@@ -18,6 +18,7 @@
 #include "workerd/ops/rope-kv.h"
 #include "workerd/ops/route.h"
 #include "workerd/ops/router.h"
+#include "workerd/ops/skinny.h"
 
 struct recorder {
 	const struct graph *g;
@@ -68,6 +69,21 @@ static uint64_t get_staging(const struct recorder *r, uint32_t i, uint64_t *ret_
 	return r->g->has_staging ? value_address(r, value) : 0;
 }
 
+/* op_skinny fills no other op's, and wants room. */
+static bool take_skinny_staging(const struct recorder *r, struct op_matmul_params *p)
+{
+	struct op_matmul_params wide = *p;
+
+	if (!r->g->has_staging)
+		return false;
+	wide.staging = value_address(r, r->g->staging);
+	wide.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
+	if (!op_skinny_wants(r->pool, &wide))
+		return false;
+	*p = wide;
+	return true;
+}
+
 static void get_matmul(const struct recorder *r, uint32_t i, struct op_matmul_params *ret)
 {
 	const struct graph_op *op = &r->g->ops[i];
@@ -85,9 +101,10 @@ static void get_matmul(const struct recorder *r, uint32_t i, struct op_matmul_pa
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
-	ret->staging = get_staging(r, i, &ret->n_staging_bytes);
 	for (uint32_t k = 0; k < op->matmul.n_parts; k++)
 		ret->w[k] = op->matmul.w[k];
+	if (!take_skinny_staging(r, ret))
+		ret->staging = get_staging(r, i, &ret->n_staging_bytes);
 }
 
 /* Is op i one of this kind, of those that are recorded here? */
@@ -114,7 +131,8 @@ static bool chain_matmul(const struct recorder *r, uint32_t i, struct op_matmul_
 		r->g->ops[i + 1].matmul.x != op->matmul.y)
 		return false;
 	get_matmul(r, i + 1, ret_next);
-	if (!op_matvec_wants_chain(r->pool, p) || !op_matvec_chain(r->pool, p, ret_next))
+	if (op_skinny_wants(r->pool, p) || op_skinny_wants(r->pool, ret_next) ||
+		!op_matvec_wants_chain(r->pool, p) || !op_matvec_chain(r->pool, p, ret_next))
 		return false;
 	if (is_read_by(r, op->matmul.y, i + 1))
 		p->y = 0;

@@ -9,6 +9,7 @@
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/matvec.h"
 #include "workerd/ops/pool.h"
+#include "workerd/ops/skinny.h"
 #include "workerd/ops/variant.h"
 
 static const enum kernels_id kernels[OP_VARIANT_N] = {
@@ -151,7 +152,9 @@ static int record_runs(struct op_pool *pool, struct vk_command *c, const struct 
 static bool record_fast(struct op_pool *pool, struct vk_command *c,
 	const struct op_matmul_params *p, struct err *ret_err, int *ret_code)
 {
-	if (op_matvec_fits(pool, p))
+	if (op_skinny_wants(pool, p))
+		*ret_code = op_skinny_record(pool, c, p, ret_err);
+	else if (op_matvec_fits(pool, p))
 		*ret_code = op_matvec_record(pool, c, p, ret_err);
 	else if (op_matrix_fits(pool, p))
 		*ret_code = op_matrix_record(pool, c, p, ret_err);

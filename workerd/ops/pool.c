@@ -11,6 +11,7 @@
 #include "vk/device.h"
 #include "vk/pipeline.h"
 #include "workerd/crew.h"
+#include "workerd/ops/fragment.h"
 #include "workerd/ops/matrix-order.h"
 
 struct op_pool_entry {
@@ -27,6 +28,7 @@ struct op_pool {
 	bool is_trial;
 	bool is_gathering;
 	uint32_t matrix_order;
+	struct op_fragment fragment;
 	uint32_t n;
 	struct op_pool_entry entries[OP_POOL_MAX_PIPELINES];
 };
@@ -46,8 +48,10 @@ int op_pool_new(struct vk_device *d, struct err *ret_err, struct op_pool **ret_p
 	pool->d = d;
 	pool->info = info;
 	int r = op_matrix_order_find(d, ret_err, &pool->matrix_order);
+	if (!r)
+		r = op_fragment_find(d, pool, ret_err, &pool->fragment);
 	if (r) {
-		free(pool);
+		op_pool_free(pool);
 		return r;
 	}
 	*ret_pool = pool;
@@ -87,6 +91,11 @@ uint32_t op_pool_get_shared_bytes(const struct op_pool *pool)
 uint32_t op_pool_get_matrix_order(const struct op_pool *pool)
 {
 	return pool->matrix_order;
+}
+
+const struct op_fragment *op_pool_get_fragment(const struct op_pool *pool)
+{
+	return &pool->fragment;
 }
 
 void op_pool_set_watch(struct op_pool *pool, op_pool_watch_fn fn, void *userdata)

@@ -13,6 +13,7 @@
 #include "shaders/kernels.h"
 
 struct err;
+struct op_fragment;
 struct op_pool;
 struct tuning;
 struct vk_command;
@@ -54,6 +55,8 @@ uint32_t op_pool_get_shared_bytes(const struct op_pool *pool);
 
 /* How lanes have the device's matrices, as op_matrix_order_find has found; 0: otherwise. */
 uint32_t op_pool_get_matrix_order(const struct op_pool *pool);
+/* Which lanes have what of the device's matrices. Borrowed. */
+const struct op_fragment *op_pool_get_fragment(const struct op_pool *pool);
 
 /* What ops of products choose by before their own rules; borrowed. NULL: nothing, as at first. */
 void op_pool_set_tuning(struct op_pool *pool, const struct tuning *tuning);

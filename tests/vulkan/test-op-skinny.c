@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of 2 to 64 rows out of the device's matrices' registers against scalar references: every
+ * block format with every finish, rows and columns that fill no tile, k in shares and splits;
+ * poison in all that is not to be read or written, staging too. Skips where the device has no
+ * matrices that lie in lanes as workerd/ops/fragment.h wants, or the build no kernels for them.
+ */
+#include <math.h>
+
+#include "proto/manifest.h"
+#include "tests/ref/ref-ops.h"
+#include "tests/vulkan/matrix-sample.h"
+#include "tests/vulkan/op-arena.h"
+#include "workerd/ops/matmul.h"
+#include "workerd/ops/fragment.h"
+#include "workerd/ops/pool.h"
+#include "workerd/ops/skinny.h"
+
+static uint64_t seed;
+
+enum { MAX_X_ROWS = 80, ARENA_BYTES = 4 << 20, STAGING_BYTES = 4 << 20 };
+static const float eps = 1e-5f;
+
+struct shape {
+	uint32_t dtypes[ABI_MATMUL_MAX_PARTS];
+	uint32_t n[ABI_MATMUL_MAX_PARTS];
+	uint32_t n_parts;
+	uint32_t k;
+	uint32_t m;      /* rows of the step */
+	uint32_t n_rows; /* what is recorded for */
+	bool has_norm;
+	bool has_want;
+	enum op_matmul_finish finish;
+	struct op_skinny_shape cut; /* n_groups 0: what the op chooses */
+};
+
+struct site {
+	struct op_arena a;
+	struct vk_memory *staging;
+};
+
+static void init(struct site *s)
+{
+	op_arena_init(&s->a, ARENA_BYTES, seed);
+	s->staging = on_device_memory(s->a.d, VK_MEMORY_SCRATCH, STAGING_BYTES, false);
+}
+
+static void fini(struct site *s)
+{
+	vk_memory_free(s->staging);
+	op_arena_fini(&s->a);
+}
+
+/* Few rows of W a workgroup, so that a small product has several tiles, some of them not full. */
+static const struct op_skinny_shape shapes[] = {
+	{2, 1, 1, 1},
+	{2, 2, 2, 1},
+	{2, 1, 3, 2},
+	{4, 1, 1, 3},
+	{2, 3, 1, 2},
+};
+
+static struct weights_tensor take_matrix(struct op_arena *a, uint32_t dtype, uint32_t n, uint32_t k)
+{
+	uint64_t n_row_bytes = matrix_sample_row_bytes(dtype, k);
+	uint64_t offset = op_arena_take(a, n * n_row_bytes, 0);
+	uint64_t rng = op_arena_random(a, 1, UINT32_MAX);
+
+	for (uint32_t j = 0; j < n; j++)
+		matrix_sample_fill(dtype, k, &rng, a->map + offset + j * n_row_bytes);
+	return (struct weights_tensor){
+		.address = op_arena_address(a, offset),
+		.dtype = dtype,
+		.layout = MANIFEST_LAYOUT_RAW,
+		.ne = {k, n, 1, 1},
+		.n_bytes = n * n_row_bytes,
+	};
+}
+
+/* Row j of the matrix times x. */
+static struct matrix_sample_dot dot(
+	const struct op_arena *a, const struct weights_tensor *w, uint32_t j, const float *x)
+{
+	uint32_t k = (uint32_t)w->ne[0];
+	float *row = malloc(2 * sizeof(float) * k);
+	const uint8_t *data = a->map + (w->address - vk_memory_get_address(a->memory));
+
+	assert_non_null(row);
+	matrix_sample_get(w->dtype, data + j * (w->n_bytes / w->ne[1]), k, row, row + k);
+	struct matrix_sample_dot d = matrix_sample_dot(row, row + k, x, k);
+	free(row);
+	return d;
+}
+
+static void check_row(const struct op_arena *a, const struct shape *s,
+	const struct op_matmul_params *p, const float *x, const float *y, const float *r)
+{
+	uint32_t at = 0;
+
+	if (s->finish == OP_MATMUL_SWIGLU) {
+		for (uint32_t j = 0; j < s->n[0]; j++) {
+			struct matrix_sample_dot d = matrix_sample_swiglu(
+				dot(a, &p->w[0], j, x), dot(a, &p->w[1], j, x));
+			op_arena_check_near(a, y[j], (float)d.y, (float)d.tolerance, "swiglu", j);
+		}
+		return;
+	}
+	for (uint32_t part = 0; part < s->n_parts; part++) {
+		for (uint32_t j = 0; j < s->n[part]; j++, at++) {
+			struct matrix_sample_dot d = dot(a, &p->w[part], j, x);
+			if (s->finish == OP_MATMUL_ADD)
+				d.y += r[at];
+			op_arena_check_near(
+				a, y[at], (float)d.y, (float)d.tolerance + 1e-6f, "output", at);
+		}
+	}
+}
+
+static uint32_t get_width(const struct shape *s)
+{
+	uint32_t width = 0;
+
+	for (uint32_t i = 0; i < s->n_parts; i++)
+		width += s->n[i];
+	return s->finish == OP_MATMUL_SWIGLU ? s->n[0] : width;
+}
+
+/* Staging of another's op, then ours. */
+static void run(struct site *site, const struct shape *s, const struct op_matmul_params *p)
+{
+	struct vk_slice staging = on_device_whole(site->staging);
+	struct err e = ERR_NULL;
+
+	struct vk_command *c = op_arena_begin(&site->a);
+	vk_command_fill(c, &staging, 0x7fc1fe7fu); /* NaN as f32 and as two f16 */
+	vk_command_barrier(c);
+	int r = s->cut.n_groups ? op_skinny_record_shape(site->a.pool, c, p, &s->cut, &e)
+				: op_skinny_record(site->a.pool, c, p, &e);
+	on_device_check(r, &e, "record");
+	op_arena_run(&site->a);
+}
+
+static void run_shape(struct site *site, const struct shape *s)
+{
+	struct op_arena *a = &site->a;
+	struct op_matmul_params p = {.n_parts = s->n_parts,
+		.finish = s->finish,
+		.eps = eps,
+		.n_rows = s->n_rows,
+		.staging = vk_memory_get_address(site->staging),
+		.n_staging_bytes = STAGING_BYTES};
+	uint32_t width = get_width(s), want[MAX_X_ROWS];
+
+	op_arena_reset(a);
+	for (uint32_t i = 0; i < s->n_parts; i++)
+		p.w[i] = take_matrix(a, s->dtypes[i], s->n[i], s->k);
+	uint64_t n_y = (uint64_t)s->m * width;
+	uint64_t x = op_arena_take_floats(a, (uint64_t)MAX_X_ROWS * s->k);
+	uint64_t gain = op_arena_take_floats(a, s->k);
+	uint64_t y = op_arena_take(a, sizeof(float) * n_y, 0);
+	uint64_t r = op_arena_take_floats(a, n_y);
+	uint64_t want_at = op_arena_take(a, sizeof(want), 0);
+	for (uint32_t i = 0; i < s->m; i++)
+		want[i] = s->has_want ? op_arena_random(a, 0, MAX_X_ROWS - 1) : i;
+	memcpy(a->map + want_at, want, sizeof(want[0]) * s->m);
+	p.x = op_arena_address(a, x);
+	p.y = op_arena_address(a, y);
+	p.r = s->finish == OP_MATMUL_ADD ? op_arena_address(a, r) : 0;
+	p.gain = s->has_norm ? op_arena_address(a, gain) : 0;
+	p.want = s->has_want ? op_arena_address(a, want_at) : 0;
+	p.m = op_arena_address(a, op_arena_take_u32(a, s->m));
+	op_arena_expect(a, y, sizeof(float) * n_y);
+	run(site, s, &p);
+
+	float *h = malloc(sizeof(float) * s->k);
+	assert_non_null(h);
+	for (uint32_t i = 0; i < s->m; i++) {
+		const float *row = op_arena_floats(a, x) + (uint64_t)want[i] * s->k;
+		memcpy(h, row, sizeof(float) * s->k);
+		if (s->has_norm)
+			ref_ops_rms_norm(row, op_arena_floats(a, gain), s->k, eps, h);
+		check_row(a, s, &p, h, op_arena_floats(a, y) + (uint64_t)i * width,
+			op_arena_floats(a, r) + (uint64_t)i * width);
+	}
+	free(h);
+}
+
+/* Rows of W whose bytes are a multiple of 16 together. */
+static uint32_t whole(uint32_t dtype, uint32_t k, uint32_t n)
+{
+	uint64_t n_row_bytes = matrix_sample_row_bytes(dtype, k);
+
+	while (n * n_row_bytes % 16)
+		n++;
+	return n;
+}
+
+/*
+ * One format with everything fused in, cut in one way, for one number of sets of rows: a software
+ * driver compiles each kernel for seconds. All cuts and numbers meet some format.
+ */
+static void run_format(uint32_t dtype, uint32_t n_sets, uint32_t cut)
+{
+	static const enum op_matmul_finish finishes[] = {
+		OP_MATMUL_STORE, OP_MATMUL_SWIGLU, OP_MATMUL_ADD};
+	bool is_wide = dtype == DTYPE_F16 || dtype == DTYPE_BF16 || dtype == DTYPE_Q8_0;
+	struct site site;
+
+	init(&site);
+	for (uint32_t i = 0; i < 12; i++) {
+		struct op_arena *a = &site.a;
+		uint32_t n_max = 8 * n_sets, n_min = n_sets == 1 ? 2 : n_max - 7;
+		struct shape s = {
+			.dtypes = {dtype, dtype, dtype},
+			.n_rows = i < 6 ? n_max : op_arena_random(a, n_min, n_max),
+			.k = is_wide ? 128 * op_arena_random(a, 1, 7)
+				     : 256 * op_arena_random(a, 1, 4),
+			.has_norm = i / 3 % 2,
+			.has_want = i / 6 % 2,
+			.finish = finishes[i % 3],
+			.cut = shapes[cut],
+		};
+		/* A step has fewer rows than what was recorded for, once a single one. */
+		s.m = i < 3 ? s.n_rows : i == 4 ? 1 : op_arena_random(a, 1, s.n_rows);
+		s.n_parts = s.finish == OP_MATMUL_STORE ? 1 + i / 3 % 3 : 1;
+		s.n[0] = whole(dtype, s.k, i == 3 ? 1 : op_arena_random(a, 1, 90));
+		s.n[1] = whole(dtype, s.k, op_arena_random(a, 1, 40));
+		s.n[2] = whole(dtype, s.k, op_arena_random(a, 1, 40));
+		if (s.finish == OP_MATMUL_SWIGLU) {
+			s.n_parts = 2;
+			s.n[1] = s.n[0];
+		}
+		run_shape(&site, &s);
+	}
+	fini(&site);
+}
+
+#define FORMAT(name, dtype, n_sets, cut)        \
+	static void test_##name(void **state)   \
+	{                                       \
+		(void)state;                    \
+		run_format(dtype, n_sets, cut); \
+	}
+FORMAT(f16, DTYPE_F16, 1, 0)
+FORMAT(bf16, DTYPE_BF16, 2, 1)
+FORMAT(q8_0, DTYPE_Q8_0, 4, 2)
+FORMAT(q4_0, DTYPE_Q4_0, 1, 3)
+FORMAT(q4_k, DTYPE_Q4_K, 4, 0)
+FORMAT(q4_k_few, DTYPE_Q4_K, 1, 1)
+FORMAT(q4_k_many, DTYPE_Q4_K, 8, 2)
+FORMAT(q6_k, DTYPE_Q6_K, 4, 3)
+FORMAT(q6_k_few, DTYPE_Q6_K, 1, 4)
+FORMAT(tq2_0, DTYPE_TQ2_0, 2, 0)
+FORMAT(q2_0, DTYPE_Q2_0, 3, 1)
+FORMAT(q1_0, DTYPE_Q1_0, 2, 2)
+
+/* Numbers of rows that begin, fill and pass a set. */
+static void test_rows(void **state)
+{
+	static const uint32_t rows[] = {2, 7, 9, 15, 17, 33, 63, 64};
+	struct site site;
+
+	(void)state;
+	init(&site);
+	for (uint32_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		struct shape s = {.dtypes = {DTYPE_Q4_K},
+			.n = {37},
+			.n_parts = 1,
+			.k = 512,
+			.m = rows[i],
+			.n_rows = rows[i],
+			.finish = OP_MATMUL_STORE};
+		run_shape(&site, &s);
+	}
+	fini(&site);
+}
+
+/* Matrices of formats that want x in different orders, side by side and in a SwiGLU. */
+static void test_mixed_formats(void **state)
+{
+	struct site site;
+
+	(void)state;
+	init(&site);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct shape s = {.dtypes = {DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K},
+			.n = {120, 8, 16},
+			.n_parts = 3,
+			.k = 768,
+			.m = 13,
+			.n_rows = 16,
+			.has_norm = i % 2,
+			.cut = shapes[2 * i],
+			.finish = i == 1 ? OP_MATMUL_ADD : OP_MATMUL_STORE};
+		run_shape(&site, &s);
+		s.dtypes[1] = DTYPE_Q8_0;
+		s.n[1] = s.n[0];
+		s.n_parts = 2;
+		s.finish = OP_MATMUL_SWIGLU;
+		run_shape(&site, &s);
+	}
+	fini(&site);
+}
+
+/* The same recording gives the same bits, whichever workgroup of a tile ends last. */
+static void test_bits_repeat(void **state)
+{
+	enum { N = 70, K = 1024, M = 30 };
+	static float first[M * N];
+	struct site site;
+	struct shape s = {.cut = {2, 1, 2, 3}};
+
+	(void)state;
+	init(&site);
+	struct op_arena *a = &site.a;
+	struct op_matmul_params p = {.n_parts = 1,
+		.w[0] = take_matrix(a, DTYPE_Q4_K, N, K),
+		.x = op_arena_address(a, op_arena_take_floats(a, M * K)),
+		.m = op_arena_address(a, op_arena_take_u32(a, M)),
+		.staging = vk_memory_get_address(site.staging),
+		.n_staging_bytes = STAGING_BYTES,
+		.n_rows = M};
+	for (uint32_t i = 0; i < 4; i++) {
+		uint64_t y = op_arena_take(a, sizeof(first), 0);
+		p.y = op_arena_address(a, y);
+		op_arena_expect(a, y, sizeof(first));
+		run(&site, &s, &p);
+		if (i == 0)
+			memcpy(first, op_arena_floats(a, y), sizeof(first));
+		assert_memory_equal(op_arena_floats(a, y), first, sizeof(first));
+	}
+	fini(&site);
+}
+
+static void test_what_does_not_fit(void **state)
+{
+	struct site site;
+
+	(void)state;
+	init(&site);
+	struct op_arena *a = &site.a;
+	const struct op_matmul_params good = {.n_parts = 1,
+		.w[0] = take_matrix(a, DTYPE_Q8_0, 8, 256),
+		.x = op_arena_address(a, op_arena_take_floats(a, 20 * 256)),
+		.y = op_arena_address(a, op_arena_take_floats(a, 20 * 8)),
+		.m = op_arena_address(a, op_arena_take_u32(a, 20)),
+		.staging = vk_memory_get_address(site.staging),
+		.n_staging_bytes = 24 * 256 * 2,
+		.n_rows = 20};
+	struct op_matmul_params p = good;
+	assert_true(op_skinny_fits(a->pool, &p));
+#define REFUSED(change)                                    \
+	do {                                               \
+		p = good;                                  \
+		change;                                    \
+		assert_false(op_skinny_fits(a->pool, &p)); \
+	} while (0)
+	REFUSED(p.is_exact = true);
+	REFUSED(p.staging = 0);
+	REFUSED(p.staging += 16);
+	REFUSED(p.n_staging_bytes--);
+	REFUSED(p.n_rows = 1);
+	REFUSED(p.n_rows = OP_SKINNY_MAX_ROWS + 1);
+	REFUSED(p.w[0].dtype = DTYPE_F32);
+	REFUSED(p.w[0].layout = 7);
+	REFUSED(p.w[0].address += 2);
+	REFUSED(p.w[0].ne[0] = 128);
+	REFUSED(p.w[0].ne[1]++);
+	REFUSED(p.w[0].ne[2] = 2);
+	REFUSED(p.x += 4);
+	REFUSED(p.n_parts = 0);
+	REFUSED(p.n_parts = ABI_MATMUL_MAX_PARTS + 1);
+	REFUSED(p.finish = OP_MATMUL_SWIGLU);
+#undef REFUSED
+	/* Splits need room behind x. */
+	struct vk_command *c = op_arena_begin(a);
+	struct err e = ERR_NULL;
+	assert_int_equal(op_skinny_record_shape(
+				 a->pool, c, &good, &(struct op_skinny_shape){2, 1, 1, 2}, &e),
+		-ENOTSUP);
+	on_device_check(op_skinny_record(a->pool, c, &good, &e), &e, "record");
+	op_arena_expect(a, good.y - vk_memory_get_address(a->memory), 20 * 8 * sizeof(float));
+	op_arena_run(a);
+	fini(&site);
+}
+
+/* What shaders/fragment.comp would say of lanes that have it otherwise. */
+static void test_other_lanes(void **state)
+{
+	enum { S = 32, N_LANES = 4 };
+	static uint32_t words[2 * S * ABI_FRAGMENT_ELEMENTS];
+	const struct vk_device_matrix matrix = {.m = 16, .n = 8, .k = 16};
+
+	(void)state;
+	memset(words, 0xff, sizeof(words));
+	for (uint32_t l = 0; l < S; l++) {
+		uint32_t *a = &words[l * ABI_FRAGMENT_ELEMENTS], *b = a + S * ABI_FRAGMENT_ELEMENTS;
+		for (uint32_t e = 0; e < 8; e++)
+			a[e] = (l / 4 + e / 4 * 8) * 16 + l % 4 * 2 + e % 2 + e / 2 % 2 * 8;
+		for (uint32_t e = 0; e < 4; e++)
+			b[e] = l / 4 * 16 + l % 4 * 2 + e % 2 + e / 2 * 8;
+	}
+	assert_true(op_fragment_fits(words, S, &matrix, N_LANES));
+	assert_false(op_fragment_fits(words, S, &matrix, 8));
+	for (uint32_t at = 0; at < ARRAY_SIZE(words); at++) {
+		uint32_t e = at % ABI_FRAGMENT_ELEMENTS, n = at < S * ABI_FRAGMENT_ELEMENTS ? 8 : 4;
+		uint32_t was = words[at];
+		words[at] = e == n ? 0 : was ^ 1;
+		if (e <= n)
+			assert_false(op_fragment_fits(words, S, &matrix, N_LANES));
+		words[at] = was;
+	}
+}
+
+static void skip_without_matrices(void)
+{
+	struct vk_device *d = on_device_new();
+	const struct vk_device_info *info = vk_device_get_info(d);
+	struct op_pool *pool = NULL;
+	struct err e = ERR_NULL;
+
+	on_device_check(op_pool_new(d, &e, &pool), &e, "pool");
+	bool has = op_pool_get_fragment(pool)->n_lanes > 0;
+	if (!kernels_has(KERNELS_FRAGMENT))
+		fprintf(stderr, "skipped: glslc of this build knows no matrices\n");
+	else if (!has)
+		fprintf(stderr, "skipped: %s, %s has no matrices whose lanes are known\n",
+			info->name, info->driver);
+	op_pool_free(pool);
+	vk_device_free(d);
+	if (!has)
+		exit(CASE_SKIP);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		CASE(test_f16),
+		CASE(test_bf16),
+		CASE(test_q8_0),
+		CASE(test_q4_0),
+		CASE(test_q4_k),
+		CASE(test_q4_k_few),
+		CASE(test_q4_k_many),
+		CASE(test_q6_k),
+		CASE(test_q6_k_few),
+		CASE(test_tq2_0),
+		CASE(test_q2_0),
+		CASE(test_q1_0),
+		CASE(test_rows),
+		CASE(test_mixed_formats),
+		CASE(test_bits_repeat),
+		CASE(test_what_does_not_fit),
+		CASE(test_other_lanes),
+	};
+
+	on_device_warm_up();
+	skip_without_matrices();
+	seed = op_arena_seed();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
