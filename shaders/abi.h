@@ -149,6 +149,7 @@
 #define ABI_SKINNY_SPEC_LANES (ABI_SPEC_KERNEL + 6)
 #define ABI_SKINNY_SPEC_FINISH (ABI_SPEC_KERNEL + 7) /* ABI_TILE_FINISH_* but MIX */
 #define ABI_SKINNY_SPEC_STEP (ABI_SPEC_KERNEL + 8)   /* 1: lanes of a subgroup run in step */
+#define ABI_SKINNY_SPEC_NEXT (ABI_SPEC_KERNEL + 9)   /* 1 + ABI_SKINNY_ORDER_*; 0: y is stored */
 
 #define ABI_SKINNY_STAGE_SPEC_NORM (ABI_SPEC_KERNEL + 0)
 #define ABI_SKINNY_STAGE_SPEC_GATHER (ABI_SPEC_KERNEL + 1)
@@ -311,12 +312,14 @@ struct abi_skinny {
 	ABI_ADDRESS m;                       /* u32: rows of this step */
 	ABI_ADDRESS partials; /* [workgroups][rows of W][SETS * 8] f32; where n_splits > 1 */
 	ABI_ADDRESS counters; /* [tiles] u32, 0; where n_splits > 1 */
+	ABI_ADDRESS next;     /* with NEXT: x of the next op, and its counters */
+	ABI_ADDRESS next_counters;
 	ABI_U32 n[ABI_MATMUL_MAX_PARTS]; /* rows of each matrix; 0 where unused */
 	ABI_U32 n_slices;                /* of a row of W */
 	ABI_U32 n_row_bytes;             /* of W */
 	ABI_U32 y_stride;                /* floats */
 	ABI_U32 n_splits;                /* workgroups that share a tile */
-	ABI_U32 pad;
+	ABI_U32 n_next_counters;
 };
 
 struct abi_quantize {

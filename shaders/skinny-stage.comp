@@ -35,7 +35,6 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Wo
 
 #include "skinny-order.glsl"
 
-const float HALF_MAX = 65504.0;
 const uint MAX_SUBGROUPS = LOCAL_SIZE / SUBGROUP;
 
 shared float squares[MAX_SUBGROUPS];
@@ -62,19 +61,6 @@ float sum_squares(uvec2 row)
 	return sum;
 }
 
-uint pack(float a, float b)
-{
-	vec2 v = clamp(vec2(a, b), -HALF_MAX, HALF_MAX);
-
-	return packFloat2x16(f16vec2(v));
-}
-
-/* Neighbours as decoded weights lie: of four the first and the third, the second and the fourth. */
-uvec2 pack_turned(vec4 v)
-{
-	return uvec2(pack(v.x, v.z), pack(v.y, v.w));
-}
-
 void main()
 {
 	uint i = gl_WorkGroupID.x;
@@ -97,6 +83,6 @@ void main()
 			b *= scale * Vecs(push.gain).at[2 * u + 1];
 		}
 		QuadsOut(push.y).at[order_place(i, u, push.n_sets)] =
-			uvec4(pack_turned(a), pack_turned(b));
+			order_unit(a, b);
 	}
 }

@@ -19,7 +19,8 @@
  * parts of the same n and one output of that width.
  * Grid: x: n_splits for each tile, which are beside each other; tiles: ceil(n[p] / rows of a
  * workgroup) for each p, with SWIGLU ceil(n[0] / half of them).
- * Bindings: none; addresses in struct abi_skinny. Rows beyond *m are not stored.
+ * Bindings: none; addresses in struct abi_skinny. Rows beyond *m are not stored. With NEXT what is
+ * stored is the next op's x, in its order, instead of y; its counters are set to 0.
  */
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -41,6 +42,8 @@ layout(constant_id = ABI_SKINNY_SPEC_LANES) const int LANES = 4; /* that share a
 layout(constant_id = ABI_SKINNY_SPEC_FINISH) const uint FINISH = ABI_TILE_FINISH_STORE;
 layout(constant_id = ABI_SKINNY_SPEC_STEP) const uint STEP = 0; /* lanes run in step, see sync */
 
+layout(constant_id = ABI_SKINNY_SPEC_NEXT) const uint NEXT = 0; /* 1 + ABI_SKINNY_ORDER_* */
+
 layout(push_constant, std430) uniform Push
 {
 	abi_skinny push;
@@ -54,6 +57,14 @@ layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Cou
 {
 	uint at[];
 };
+
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer QuadsOut
+{
+	uvec4 at[];
+};
+
+const uint ORDER = NEXT - 1;
+#include "skinny-order.glsl"
 
 const bool IS_SWIGLU = FINISH == ABI_TILE_FINISH_SWIGLU;
 const int MAT_N = ABI_SKINNY_COLUMNS;
@@ -468,17 +479,41 @@ float staged_sum(uint f, uint column, uint row)
 	return uintBitsToFloat(stage[at][row % 4]);
 }
 
-/* v is of row i of x and row j of the tile's matrix, finished with SWIGLU. */
+/* Row `column` of x of a set, of the subgroup's output j, finished with SWIGLU. */
+float get_output(uint column, uint j)
+{
+	float v = staged_sum(j / MAT_M, column, j % MAT_M);
+
+	return IS_SWIGLU ? silu(v) * staged_sum(j / MAT_M + N_BLOCKS, column, j % MAT_M) : v;
+}
+
+/* v is of row i of x and the subgroup's output j. */
 void put_output(uint i, uint j, float v)
 {
-	if (i >= Words(push.m).at[0] || t.j + j >= push.n[t.part])
+	uint at = t.y_at + group() * GROUP_OUT + j;
+
+	if (i >= Words(push.m).at[0] || t.j + group() * GROUP_OUT + j >= push.n[t.part])
 		return;
-	uint at = t.y_at + j;
 	if (FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE) {
 		float r = Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];
 		v = FINISH == ABI_TILE_FINISH_ADD ? r + v : silu(r) * v;
 	}
 	FloatsOut(address_at(push.y, i, 4 * push.y_stride)).at[at] = v;
+}
+
+/* As x of the next op: eight outputs of row i from j on, which are a unit of it. */
+void put_unit(uint i, uint column, uint j)
+{
+	uint at = t.y_at + group() * GROUP_OUT + j;
+	vec4 a, b;
+
+	if (i >= Words(push.m).at[0] || t.j + group() * GROUP_OUT + j >= push.n[t.part])
+		return;
+	[[unroll]] for (uint e = 0; e < 4; e++) {
+		a[e] = get_output(column, j + e);
+		b[e] = get_output(column, j + 4 + e);
+	}
+	QuadsOut(push.next).at[order_place(i, at / 8, SETS)] = order_unit(a, b);
 }
 
 /* The sums of the subgroup, finished. */
@@ -488,12 +523,16 @@ void store_outputs()
 		sync();
 		store_set(s);
 		sync();
+		if (NEXT != 0) {
+			for (uint e = lane(); e < MAT_N * GROUP_OUT / 8; e += S) {
+				uint column = e * 8 / GROUP_OUT;
+				put_unit(s * MAT_N + column, column, e * 8 % GROUP_OUT);
+			}
+			continue;
+		}
 		for (uint e = lane(); e < MAT_N * GROUP_OUT; e += S) {
 			uint column = e / GROUP_OUT, j = e % GROUP_OUT;
-			float v = staged_sum(j / MAT_M, column, j % MAT_M);
-			if (IS_SWIGLU)
-				v = silu(v) * staged_sum(j / MAT_M + N_BLOCKS, column, j % MAT_M);
-			put_output(s * MAT_N + column, group() * GROUP_OUT + j, v);
+			put_output(s * MAT_N + column, j, get_output(column, j));
 		}
 	}
 }
@@ -503,6 +542,10 @@ void main()
 	uint number = gl_WorkGroupID.x / push.n_splits, split = gl_WorkGroupID.x % push.n_splits;
 	uint n_all = push.n_splits * SHARES, part = split * SHARES + share();
 
+	if (NEXT != 0)
+		for (uint i = gl_GlobalInvocationID.x; i < push.n_next_counters;
+			i += LOCAL_SIZE * gl_NumWorkGroups.x)
+			Counters(push.next_counters).at[i] = 0;
 	t = get_tile(number);
 	sum_slices(part * push.n_slices / n_all, (part + 1) * push.n_slices / n_all);
 	barrier(); /* shared memory has another use from here on */

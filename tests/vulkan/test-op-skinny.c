@@ -332,6 +332,61 @@ static void test_bits_repeat(void **state)
 	fini(&site);
 }
 
+/* Outputs that go to the next product as its x: the same bits as by way of y. */
+static void run_chain(uint32_t n_rows, uint32_t m, uint32_t next_dtype)
+{
+	enum { N = 256, K = 512, N_NEXT = 24 };
+	const struct op_skinny_shape cut = {2, 1, 1, 2};
+	struct err e = ERR_NULL;
+	struct site site;
+
+	init(&site);
+	struct op_arena *a = &site.a;
+	uint64_t z[2] = {op_arena_take(a, sizeof(float) * m * N_NEXT, 0),
+		op_arena_take(a, sizeof(float) * m * N_NEXT, 0)};
+	struct op_matmul_params p = {.n_parts = 2,
+		.w = {take_matrix(a, DTYPE_Q4_K, N, K), take_matrix(a, DTYPE_Q4_K, N, K)},
+		.finish = OP_MATMUL_SWIGLU,
+		.x = op_arena_address(a, op_arena_take_floats(a, (uint64_t)n_rows * K)),
+		.y = vk_memory_get_address(site.staging) + STAGING_BYTES / 2,
+		.m = op_arena_address(a, op_arena_take_u32(a, m)),
+		.staging = vk_memory_get_address(site.staging),
+		.n_staging_bytes = STAGING_BYTES / 2,
+		.n_rows = n_rows};
+	struct op_matmul_params next = {.n_parts = 1,
+		.w[0] = take_matrix(a, next_dtype, N_NEXT, N),
+		.x = p.y,
+		.m = p.m,
+		.staging = p.staging,
+		.n_staging_bytes = p.n_staging_bytes,
+		.n_rows = n_rows};
+	for (uint32_t i = 0; i < 2; i++) {
+		next.y = op_arena_address(a, z[i]);
+		if (i == 1)
+			assert_true(op_skinny_chain(a->pool, &p, &next));
+		op_arena_expect(a, z[i], sizeof(float) * m * N_NEXT);
+		struct vk_slice staging = on_device_whole(site.staging);
+		struct vk_command *c = op_arena_begin(a);
+		vk_command_fill(c, &staging, 0x7fc1fe7fu);
+		vk_command_barrier(c);
+		on_device_check(op_skinny_record_shape(a->pool, c, &p, &cut, &e), &e, "first");
+		vk_command_barrier(c);
+		on_device_check(op_skinny_record_shape(a->pool, c, &next, &cut, &e), &e, "next");
+		op_arena_run(a);
+	}
+	assert_memory_equal(op_arena_floats(a, z[0]), op_arena_floats(a, z[1]),
+		sizeof(float) * m * N_NEXT);
+	fini(&site);
+}
+
+static void test_chain(void **state)
+{
+	(void)state;
+	run_chain(16, 11, DTYPE_Q6_K);
+	run_chain(12, 12, DTYPE_Q4_K);
+	run_chain(24, 17, DTYPE_Q8_0);
+}
+
 static void test_what_does_not_fit(void **state)
 {
 	struct site site;
@@ -345,7 +400,7 @@ static void test_what_does_not_fit(void **state)
 		.y = op_arena_address(a, op_arena_take_floats(a, 20 * 8)),
 		.m = op_arena_address(a, op_arena_take_u32(a, 20)),
 		.staging = vk_memory_get_address(site.staging),
-		.n_staging_bytes = 24 * 256 * 2,
+		.n_staging_bytes = 8192 + 24 * 256 * 2, /* counters, x */
 		.n_rows = 20};
 	struct op_matmul_params p = good;
 	assert_true(op_skinny_fits(a->pool, &p));
@@ -432,7 +487,8 @@ static void skip_without_matrices(void)
 		exit(CASE_SKIP);
 }
 
-int main(void)
+/* An argument: only the cases whose name has this pattern. */
+int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(test_f16),
@@ -450,6 +506,7 @@ int main(void)
 		CASE(test_rows),
 		CASE(test_mixed_formats),
 		CASE(test_bits_repeat),
+		CASE(test_chain),
 		CASE(test_what_does_not_fit),
 		CASE(test_other_lanes),
 	};
@@ -457,5 +514,7 @@ int main(void)
 	on_device_warm_up();
 	skip_without_matrices();
 	seed = op_arena_seed();
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,13 @@
 #include "workerd/ops/pool.h"
 
 enum {
-	ALIGN = 256,        /* bytes; where things begin in staging */
+	ALIGN = 256, /* bytes; where things begin in staging */
+	/*
+	 * At the begin of staging are the counters of an op that stages x itself, then those of one
+	 * that another staged for: these are set to 0 while those are in use.
+	 */
+	MAX_COUNTERS = 1024,
+	X_AT = 2 * 4 * MAX_COUNTERS,
 	MAX_EDGE = 1 << 28, /* rows and their bytes are counted in 32 bits */
 	MAX_SPLITS = 32,
 	MAX_SUBGROUPS = 16, /* of a workgroup */
@@ -142,14 +148,36 @@ bool op_skinny_fits(const struct op_pool *pool, const struct op_matmul_params *p
 	}
 	/* Bytes of a row of y are counted in 32 bits; workgroups have 16 rows of W or more. */
 	return n < UINT32_MAX / sizeof(float) && n / 8 + ABI_MATMUL_MAX_PARTS < MAX_GRID &&
-	       count_orders(p) * staged_bytes(p->n_rows, p->w[0].ne[0]) <= p->n_staging_bytes;
+	       X_AT + count_orders(p) * staged_bytes(p->n_rows, p->w[0].ne[0]) <=
+		       p->n_staging_bytes;
 }
 
 bool op_skinny_wants(const struct op_pool *pool, const struct op_matmul_params *p)
 {
 	uint32_t n_min = op_pool_is_software(pool) ? SOFTWARE_MIN_ROWS : MIN_ROWS;
 
-	return p->n_rows >= n_min && !p->is_staged && !p->next && op_skinny_fits(pool, p);
+	return p->n_rows >= n_min && ((!p->is_staged && !p->next) || p->is_skinny) &&
+	       op_skinny_fits(pool, p);
+}
+
+bool op_skinny_chain(
+	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
+{
+	if (!op_skinny_wants(pool, p) || !op_skinny_wants(pool, next) || p->is_staged || p->next ||
+		p->finish != OP_MATMUL_SWIGLU || p->w[0].dtype != p->w[1].dtype ||
+		next->finish == OP_MATMUL_SWIGLU || next->gain || next->want ||
+		next->x != p->y || next->w[0].ne[0] != p->w[0].ne[1] ||
+		next->n_rows != p->n_rows || next->staging != p->staging ||
+		count_orders(next) != 1)
+		return false;
+	/* y has room for whole sets of f16? */
+	if (2 * p->n_rows < count_sets(p->n_rows) * ABI_SKINNY_COLUMNS)
+		return false;
+	p->next = p->y;
+	p->next_order = find_format(next->w[0].dtype)->order;
+	p->is_skinny = next->is_skinny = true;
+	next->is_staged = true;
+	return true;
 }
 
 /* Outputs of a workgroup. */
@@ -206,6 +234,17 @@ static uint64_t partial_bytes(const struct op_pool *pool, const struct op_skinny
 		       : 4ull * n_tiles * s->n_splits * n_rows * n_sets * ABI_SKINNY_COLUMNS;
 }
 
+/* Are there counters, and is there room in staging behind n_used, if each part is a dispatch? */
+static bool fits_grid(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_skinny_shape *s, uint32_t n_tiles, uint64_t n_used)
+{
+	uint64_t n_bytes = partial_bytes(pool, s, n_tiles, count_sets(p->n_rows)) + ALIGN;
+
+	return (uint64_t)n_tiles * s->n_splits < MAX_GRID &&
+	       (s->n_splits == 1 || (n_tiles <= MAX_COUNTERS / ABI_MATMUL_MAX_PARTS &&
+					    n_used + p->n_parts * n_bytes <= p->n_staging_bytes));
+}
+
 /*
  * How long it takes, in slices of a matrix of rows that a core multiplies: the core that has most
  * of them, more where it has too few subgroups to have enough loads under way; and beside it what
@@ -234,10 +273,9 @@ struct op_skinny_shape op_skinny_choose(const struct op_pool *pool,
 	const struct op_matmul_params *p, uint32_t first, uint32_t n_parts)
 {
 	const struct format *f = find_format(p->w[first].dtype);
-	uint32_t n_sets = count_sets(p->n_rows), k = (uint32_t)p->w[0].ne[0];
+	uint32_t k = (uint32_t)p->w[0].ne[0];
 	struct op_skinny_shape s, best = {2, 1, 1, 1};
-	uint64_t n_free =
-		p->n_staging_bytes - count_orders(p) * staged_bytes(p->n_rows, p->w[0].ne[0]);
+	uint64_t n_used = X_AT + count_orders(p) * staged_bytes(p->n_rows, k);
 	double least = INFINITY;
 
 	if (op_pool_is_software(pool))
@@ -250,10 +288,7 @@ struct op_skinny_shape op_skinny_choose(const struct op_pool *pool,
 					count_tiles(pool, p, &s, first, n_parts, p->finish);
 				if (!fits_shape(pool, f, &s, p->finish) ||
 					s.n_splits * s.n_shares > k / f->n_slice ||
-					n_tiles * s.n_splits >= MAX_GRID ||
-					p->n_parts * partial_bytes(pool, &s, n_tiles, n_sets) +
-							(1u << 20) >
-						n_free)
+					!fits_grid(pool, p, &s, n_tiles, n_used))
 					continue;
 				double t = estimate(pool, p, f, &s, first, n_parts);
 				if (t < least) {
@@ -299,42 +334,49 @@ static void make_runs(struct product *s)
 		s->width = (uint32_t)p->w[0].ne[1];
 }
 
-/* Places in staging: x in each order, counters of all runs, sums of parts. -ENOTSUP: no room. */
-static int place_runs(struct op_pool *pool, struct product *s, const struct op_skinny_shape *shape,
+/* The cut of each run. -ENOTSUP: of this shape there is no kernel. */
+static int choose_runs(struct op_pool *pool, struct product *s, const struct op_skinny_shape *shape,
 	struct err *ret_err)
 {
-	uint64_t at = 0;
+	for (uint32_t i = 0; i < s->n_runs; i++) {
+		struct run *run = &s->runs[i];
 
+		run->shape = shape ? *shape
+				   : op_skinny_choose(pool, s->p, run->first, run->n_parts);
+		if (!fits_shape(pool, run->format, &run->shape, run->finish))
+			return err_set(ret_err, ENOTSUP, "skinny: a shape without kernel");
+		run->n_tiles = count_tiles(
+			pool, s->p, &run->shape, run->first, run->n_parts, run->finish);
+		if ((uint64_t)run->n_tiles * run->shape.n_splits >= MAX_GRID)
+			return err_set(ret_err, ENOTSUP, "skinny: too many workgroups");
+	}
+	return 0;
+}
+
+/* Places in staging: counters of all runs, x in each order, sums of parts. -ENOTSUP: no room. */
+static int place_runs(const struct op_pool *pool, struct product *s, struct err *ret_err)
+{
+	uint64_t at = X_AT;
+
+	s->counters_at = s->p->is_staged ? 4 * MAX_COUNTERS : 0;
 	for (uint32_t i = 0; i < s->n_runs; i++) {
 		struct run *run = &s->runs[i];
 		uint32_t j = 0;
 
-		run->shape =
-			shape ? *shape : op_skinny_choose(pool, s->p, run->first, run->n_parts);
-		if (!fits_shape(pool, run->format, &run->shape, run->finish))
-			return err_set(ret_err, ENOTSUP, "skinny: a shape without kernel");
-		run->n_tiles =
-			count_tiles(pool, s->p, &run->shape, run->first, run->n_parts, run->finish);
-		if ((uint64_t)run->n_tiles * run->shape.n_splits >= MAX_GRID)
-			return err_set(ret_err, ENOTSUP, "skinny: too many workgroups");
 		while (j < i && s->runs[j].format->order != run->format->order)
 			j++;
 		run->x_at = j < i ? s->runs[j].x_at : at;
 		at += j < i ? 0 : staged_bytes(s->p->n_rows, s->k);
+		run->counters_at = s->counters_at + 4ull * s->n_counters;
+		s->n_counters += run->shape.n_splits > 1 ? run->n_tiles : 0;
 	}
-	s->counters_at = at;
-	for (uint32_t i = 0; i < s->n_runs; i++) {
-		struct run *run = &s->runs[i];
-		run->counters_at = at;
-		at += run->shape.n_splits > 1 ? 4ull * run->n_tiles : 0;
-	}
-	s->n_counters = (uint32_t)((at - s->counters_at) / 4);
 	for (uint32_t i = 0; i < s->n_runs; i++) {
 		struct run *run = &s->runs[i];
 		run->partials_at = round_up(at);
-		at = run->partials_at + partial_bytes(pool, &run->shape, run->n_tiles, s->n_sets);
+		at = run->partials_at +
+		     partial_bytes(pool, &run->shape, run->n_tiles, s->n_sets);
 	}
-	if (s->n_counters && at > s->p->n_staging_bytes)
+	if (s->n_counters && (s->n_counters > MAX_COUNTERS || at > s->p->n_staging_bytes))
 		return err_set(ret_err, ENOTSUP, "skinny: no room in staging");
 	return 0;
 }
@@ -382,7 +424,7 @@ static int record_run(struct op_pool *pool, struct vk_command *c, const struct p
 	const struct op_pool_kernel kernel = {
 		.id = run->format->kernel,
 		.n_subgroups = run->shape.n_groups * run->shape.n_shares,
-		.n_spec = ABI_SKINNY_SPEC_STEP + 1 - ABI_SPEC_KERNEL,
+		.n_spec = ABI_SKINNY_SPEC_NEXT + 1 - ABI_SPEC_KERNEL,
 		.spec = {[ABI_SKINNY_SPEC_FRAGMENTS - ABI_SPEC_KERNEL] = run->shape.n_fragments,
 			[ABI_SKINNY_SPEC_SETS - ABI_SPEC_KERNEL] = s->n_sets,
 			[ABI_SKINNY_SPEC_GROUPS - ABI_SPEC_KERNEL] = run->shape.n_groups,
@@ -391,17 +433,22 @@ static int record_run(struct op_pool *pool, struct vk_command *c, const struct p
 			[ABI_SKINNY_SPEC_K - ABI_SPEC_KERNEL] = fragment->matrix.k,
 			[ABI_SKINNY_SPEC_LANES - ABI_SPEC_KERNEL] = fragment->n_lanes,
 			[ABI_SKINNY_SPEC_FINISH - ABI_SPEC_KERNEL] = run->finish,
-			[ABI_SKINNY_SPEC_STEP - ABI_SPEC_KERNEL] = op_pool_is_software(pool)},
+			[ABI_SKINNY_SPEC_STEP - ABI_SPEC_KERNEL] = op_pool_is_software(pool),
+			[ABI_SKINNY_SPEC_NEXT - ABI_SPEC_KERNEL] =
+				p->next ? 1 + p->next_order : 0},
 	};
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
 	uint64_t r_at = run->finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
 	struct abi_skinny push = {
-		.x = p->staging + run->x_at,
+		.x = p->is_staged ? p->x : p->staging + run->x_at,
 		.y = p->y + 4ull * run->y_at,
 		.r = r_at ? r_at + 4ull * run->y_at : 0,
 		.m = p->m,
 		.partials = p->staging + run->partials_at,
 		.counters = p->staging + run->counters_at,
+		.next = p->next,
+		.next_counters = p->staging + 4 * MAX_COUNTERS,
+		.n_next_counters = MAX_COUNTERS,
 		.n_slices = s->k / run->format->n_slice,
 		.n_row_bytes = (uint32_t)(w->n_bytes / w->ne[1]),
 		.y_stride = s->width,
@@ -424,15 +471,17 @@ static int record_product(struct op_pool *pool, struct vk_command *c,
 	if (!op_skinny_fits(pool, p))
 		return err_set(ret_err, ENOTSUP, "skinny: a product without kernel");
 	make_runs(&s);
-	int r = place_runs(pool, &s, shape, ret_err);
+	int r = choose_runs(pool, &s, shape, ret_err);
+	if (!r)
+		r = place_runs(pool, &s, ret_err);
 	uint32_t seen = 0;
-	for (uint32_t i = 0; !r && i < s.n_runs; i++) {
+	for (uint32_t i = 0; !r && !p->is_staged && i < s.n_runs; i++) {
 		uint32_t bit = 1u << s.runs[i].format->order;
 		if (!(seen & bit))
 			r = record_stage(pool, c, &s, &s.runs[i], seen ? 0 : s.n_counters, ret_err);
 		seen |= bit;
 	}
-	if (!r)
+	if (!r && !p->is_staged)
 		vk_command_barrier(c);
 	for (uint32_t i = 0; !r && i < s.n_runs; i++) {
 		if (s.runs[i].finish == ABI_TILE_FINISH_GATE)

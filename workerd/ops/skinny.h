@@ -42,6 +42,15 @@ bool op_skinny_fits(const struct op_pool *pool, const struct op_matmul_params *p
 bool op_skinny_wants(const struct op_pool *pool, const struct op_matmul_params *p);
 
 /*
+ * Spares the next op, which multiplies the y of p and is the only one that reads it, its staging: p
+ * leaves y in the form and order that next wants, in the same place. Where both are wanted this way
+ * and can, sets what says so in p and next and returns true; then p has to be recorded as next's
+ * predecessor, with the same staging.
+ */
+bool op_skinny_chain(
+	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next);
+
+/*
  * Records it, with barriers where one of its own dispatches needs another's output: of staging
  * before the first is the caller's to see to. Only what fits. -errno of op_pool_dispatch.
  */
