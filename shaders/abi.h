@@ -175,13 +175,20 @@
 #define ABI_ATTENTION_SPEC_SPLITS (ABI_SPEC_KERNEL + 3) /* subgroups of a workgroup */
 #define ABI_ATTENTION_SPEC_FLAGS (ABI_SPEC_KERNEL + 4)  /* ABI_ATTENTION_FLAG_* */
 #define ABI_ATTENTION_SPEC_UNROLL (ABI_SPEC_KERNEL + 5) /* split: keys of a lane in one round */
-#define ABI_ATTENTION_UNROLL 4                          /* the same of the kernel for a row */
+/* fused, too: numbers that turn; the cap's bits; 1 + ABI_QUANT_ORDER_*: y as bytes, 0: none. */
+#define ABI_ATTENTION_SPEC_ROT (ABI_SPEC_KERNEL + 6)
+#define ABI_ATTENTION_SPEC_CAP (ABI_SPEC_KERNEL + 7)
+#define ABI_ATTENTION_SPEC_NEXT (ABI_SPEC_KERNEL + 8)
+#define ABI_ATTENTION_UNROLL 4 /* the same of the kernel for a row */
 
 #define ABI_ATTENTION_FLAG_CAP 1    /* scores become cap tanh(score / cap) */
 #define ABI_ATTENTION_FLAG_SINKS 2  /* each head has a score of no value */
 #define ABI_ATTENTION_FLAG_LIST 4   /* rows are those of the list, not all */
 #define ABI_ATTENTION_FLAG_STEP 8   /* lanes of a subgroup run in step, see attention-matrix.comp */
 #define ABI_ATTENTION_FLAG_AHEAD 16 /* matrix: keys are read while others are computed with */
+
+#define ABI_ATTENTION_FLAG_ONE 32        /* fused: the step has one row */
+#define ABI_ATTENTION_FLAG_NEIGHBOURS 64 /* fused: x[2i] and x[2i+1] turn together; else halves */
 
 /* attention in tiles: query heads of one key head, rows and keys of a tile, shapes of matrices. */
 #define ABI_ATTENTION_TILE_SPEC_HEADS (ABI_SPEC_KERNEL + 0)
@@ -398,6 +405,30 @@ struct abi_attention {
 	ABI_F32 scale;     /* 1 / sqrt(head_dim) */
 	ABI_F32 cap;       /* with CAP */
 	ABI_U32 pad;
+};
+
+/* attention with the rotation before it: rows of a step that are each of another session. */
+struct abi_attention_fused {
+	ABI_ADDRESS qkv;      /* [m][(n_head + 2 * n_head_kv) * head_dim] f32, as projected */
+	ABI_ADDRESS y;        /* [m][n_head * head_dim] f32; 0 with NEXT: only staged */
+	ABI_ADDRESS rows;     /* [m] struct abi_row */
+	ABI_ADDRESS m;        /* u32: rows of this step; without ONE */
+	ABI_ADDRESS table;    /* [n_slots][n_slot_pages] u64, see workerd/kv.h */
+	ABI_ADDRESS sinks;    /* [n_head] f32 with SINKS */
+	ABI_ADDRESS partials; /* of the slots, see attention.glsl; where n_parts > 1 */
+	ABI_ADDRESS counters; /* u32 each, 0 between dispatches; where n_parts > 1 */
+	ABI_ADDRESS q_gain;   /* [head_dim] f32; 0: q has no norm */
+	ABI_ADDRESS k_gain;   /* [head_dim] f32; 0: k has no norm */
+	ABI_ADDRESS turns;    /* [n_rot / 2] uvec2, see op_rope_kv_fill_turns; the low word first */
+	ABI_ADDRESS next;     /* [m] rows of ABI_QUANT_ROW_BYTES(n_head * head_dim) with NEXT */
+	ABI_U32 n_head;
+	ABI_U32 n_head_kv;
+	ABI_U32 n_slot_pages;
+	ABI_U32 layer;
+	ABI_U32 window;    /* keys that a row sees, its own among them; 0: all */
+	ABI_U32 n_parts;   /* of a row, at most */
+	ABI_U32 part_keys; /* a part has no fewer, unless it is the only one */
+	ABI_F32 eps;       /* of the norms */
 };
 
 /* An expert that a row takes, and how much of it. */

@@ -13,9 +13,14 @@ const bool HAS_CAP = (FLAGS & ABI_ATTENTION_FLAG_CAP) != 0;
 const bool HAS_SINKS = (FLAGS & ABI_ATTENTION_FLAG_SINKS) != 0;
 const bool HAS_LIST = (FLAGS & ABI_ATTENTION_FLAG_LIST) != 0;
 
+#ifndef ATTENTION_PUSH
+#define ATTENTION_PUSH abi_attention
+#define ATTENTION_CAP push.cap
+#endif
+
 layout(push_constant, std430) uniform Push
 {
-	abi_attention push;
+	ATTENTION_PUSH push;
 };
 
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Spans
@@ -57,7 +62,9 @@ float scale_of(Halves scales, uint row, uint e, uint dim)
 /* tanh by its formula: a device may have one of 11 bits. */
 float capped(float score)
 {
-	return HAS_CAP ? push.cap - 2.0 * push.cap / (exp(2.0 / push.cap * score) + 1.0) : score;
+	float cap = ATTENTION_CAP;
+
+	return HAS_CAP ? cap - 2.0 * cap / (exp(2.0 / cap * score) + 1.0) : score;
 }
 
 /* The first key that a row at the position sees. */

@@ -5,11 +5,14 @@
 /*
  * Rows of x as signed bytes (abi.h has the layout): what is common to the kernel that writes them
  * to memory and to the one that makes them in its own shared memory. Eight lanes share 32 numbers,
- * a lane makes a word of four of them. Included behind common.glsl.
+ * a lane makes a word of four of them. Included behind common.glsl. With QUANT_ORDER, which numbers
+ * a word has is not the specialization's to say, and nothing is read from memory.
  */
+#if !defined(QUANT_ORDER)
 layout(constant_id = ABI_QUANT_SPEC_NORM) const uint NORM = 0;
 layout(constant_id = ABI_QUANT_SPEC_GATHER) const uint GATHER = 0;
 layout(constant_id = ABI_QUANT_SPEC_ORDER) const uint ORDER = ABI_QUANT_ORDER_PLAIN;
+#endif
 
 /* A word of a row and what is said of its half of a unit, the same in all eight lanes. */
 struct quant {
@@ -32,8 +35,7 @@ quant quant_word(vec4 v)
 	vec4 a = abs(v);
 	float top = max(max(a.x, a.y), max(a.z, a.w));
 
-	[[unroll]] for (uint d = 1; d < 8; d *= 2)
-		top = max(top, subgroupShuffleXor(top, d));
+	[[unroll]] for (uint d = 1; d < 8; d *= 2) top = max(top, subgroupShuffleXor(top, d));
 	precise float scale = top * (1.0 / 127.0);
 	/* Of numbers so small that the reciprocal is none, nothing is left. */
 	float inverse = top > 1e-30 ? 127.0 / top : 0.0;
@@ -44,32 +46,34 @@ quant quant_word(vec4 v)
 	int other = subgroupShuffleXor(sum, 4);
 	bool is_second = (lane() & 4) != 0;
 	uint low = uint(is_second ? other : sum), high = uint(is_second ? sum : other);
-	return quant(uint(q.x & 255) | uint(q.y & 255) << 8 | uint(q.z & 255) << 16 | uint(q.w) << 24,
+	return quant(
+		uint(q.x & 255) | uint(q.y & 255) << 8 | uint(q.z & 255) << 16 | uint(q.w) << 24,
 		scale, (low & 0xffff) | high << 16);
 }
 
+#if !defined(QUANT_ORDER)
 /* The numbers of word i of a row (of k / 4), with the gain on them; adds their squares. */
 vec4 read_word(Floats x, Floats gain, uint i, inout float squares)
 {
 	uint base = i / 8 * 32;
 	vec4 v;
 
-	[[unroll]] for (uint b = 0; b < 4; b++)
-		v[b] = x.at[base + quant_number(ORDER, i % 8, b)];
+	[[unroll]] for (uint b = 0; b < 4; b++) v[b] = x.at[base + quant_number(ORDER, i % 8, b)];
 	if (NORM != 0) {
-		[[unroll]] for (uint b = 0; b < 4; b++) {
+		[[unroll]] for (uint b = 0; b < 4; b++)
+		{
 			squares = fma(v[b], v[b], squares);
 			v[b] *= gain.at[base + quant_number(ORDER, i % 8, b)];
 		}
 	}
 	return v;
 }
+#endif
 
 /* The sum over the eight lanes of 32 numbers, in all of them. */
 float sum_eight(float v)
 {
-	[[unroll]] for (uint d = 4; d > 0; d /= 2)
-		v += subgroupShuffleXor(v, d);
+	[[unroll]] for (uint d = 4; d > 0; d /= 2) v += subgroupShuffleXor(v, d);
 	return v;
 }
 

@@ -3,10 +3,9 @@
 /*
  * Queries and keys of the rows made ready for attention, keys and values put into their pages:
  *
- *	a = x gain / sqrt(mean(x^2) + eps)    over a head, q and k each with its gain; without: a = x
- *	b[l] = a[l] cos t - a[h] sin t        pair i < n_rot / 2 of numbers l and h,
- *	b[h] = a[h] cos t + a[l] sin t        t = position angle[i]
- *	b[j] = a[j]                           j >= n_rot
+ *	a = x gain / sqrt(mean(x^2) + eps)    over a head, q and k each with its gain; without: a =
+ *x b[l] = a[l] cos t - a[h] sin t        pair i < n_rot / 2 of numbers l and h, b[h] = a[h] cos t +
+ *a[l] sin t        t = position angle[i] b[j] = a[j]                           j >= n_rot
  *
  * where l, h are i, i + n_rot / 2 (NEOX: the halves rotate against each other) or, interleaved,
  * 2 i, 2 i + 1 (NORM).
@@ -21,51 +20,19 @@
  * Grid: x: ceil((n_head + n_head_kv) / subgroups of a workgroup), a subgroup a head of q or of k
  * and v; y: m.
  * Bindings: none; addresses in struct abi_rope_kv. Rows beyond *m are not computed.
- *
- * An angle is kept in turns, as a fixed-point fraction of 64 bits that is multiplied by the
- * position in integers: exact at any position, where position * angle in floats loses 2^-24 of an
- * angle of up to 10^5 radians. What is left is at most an eighth of a turn, where short polynomials
- * reach float accuracy; Vulkan promises only 2^-11 of sin and cos.
  */
 #include "kv.glsl"
+#include "rope.glsl"
 
 layout(push_constant, std430) uniform Push
 {
 	abi_rope_kv push;
 };
 
-/* cos and sin of turns * position, turns in units of 2^-64. */
-vec2 rotation(uvec2 turns, uint position)
-{
-	uint low, high;
-
-	umulExtended(turns.x, position, high, low);
-	uint fraction = turns.y * position + high;
-	uint quarter = (fraction + (1u << 29)) >> 30;
-	/* Within 2^29: an eighth of a turn; 2 pi / 2^32 makes it radians. */
-	float t = float(int(fraction - (quarter << 30))) * 1.4629180792671596e-9;
-	float t2 = t * t;
-
-	/* Taylor series to t^11 and t^10: the next terms are below 2^-33 at pi / 4. */
-	float s = fma(t2, -2.5052108385e-8, 2.7557319224e-6);
-	s = fma(t2, s, -1.9841269841e-4);
-	s = fma(t2, s, 8.3333333333e-3);
-	s = fma(t2, s, -1.6666666667e-1);
-	s = fma(t * t2, s, t);
-	float c = fma(t2, -2.7557319224e-7, 2.4801587302e-5);
-	c = fma(t2, c, -1.3888888889e-3);
-	c = fma(t2, c, 4.1666666667e-2);
-	c = fma(t2, c, -0.5);
-	c = fma(t2, c, 1.0);
-
-	vec2 r = (quarter & 1) == 0 ? vec2(c, s) : vec2(-s, c);
-	return (quarter & 2) == 0 ? r : -r;
-}
-
-Floats x;       /* the head as it came */
+Floats x; /* the head as it came */
 Floats gain;
 bool has_norm;
-float scale;    /* of the norm */
+float scale; /* of the norm */
 uint position;
 
 /* Number e of the head, normed where there is a norm. */
@@ -118,13 +85,12 @@ void store_blocks(uvec2 part_at, uint row, bool is_key, Floats values)
 	for (uint block = lane() / 8; block < n_scales; block += SUBGROUP / 8) {
 		uint e0 = block * KV_BLOCK + 4 * (lane() % 8);
 		vec4 v = vec4(0.0);
-		[[unroll]] for (uint i = 0; i < 4; i++)
-			if (e0 + i < dim)
-				v[i] = is_key ? rotated(e0 + i) : values.at[e0 + i];
+		[[unroll]] for (uint i = 0; i < 4; i++) if (e0 + i < dim) v[i] =
+			is_key ? rotated(e0 + i) : values.at[e0 + i];
 		vec4 magnitude = abs(v);
 		float top = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
-		[[unroll]] for (uint d = 1; d < 8; d *= 2)
-			top = max(top, subgroupShuffleXor(top, d));
+		[[unroll]] for (uint d = 1; d < 8; d *= 2) top =
+			max(top, subgroupShuffleXor(top, d));
 		float d = top / 127.0;
 		float inverse = d > 0.0 ? 1.0 / d : 0.0;
 		/* Away from 0 at the middle, as round() of C. */

@@ -24,11 +24,21 @@ void lane_fill_spans(struct lane *l, uint32_t n_rows)
 		op_attention_fill_spans(l->rows, n_rows, l->n_tile_rows, l->n_span_rows, l->spans);
 }
 
+/* Several rows, each of another session. */
+static bool is_spread(const struct plan_row *rows, uint32_t n_rows)
+{
+	for (uint32_t i = 1; i < n_rows; i++)
+		if (rows[i].slot == rows[i - 1].slot)
+			return false;
+	return n_rows > 1;
+}
+
 void lane_write(struct lane *l, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,
 	uint32_t n_want)
 {
 	l->n_rows = l->step->n_rows = n_rows;
 	l->n_want = l->step->n_want = n_want;
+	l->is_spread = l->may_spread && is_spread(rows, n_rows);
 	for (uint32_t i = 0; i < n_rows; i++)
 		l->rows[i] = (struct abi_row){
 			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
@@ -40,11 +50,14 @@ void lane_write(struct lane *l, const struct plan_row *rows, uint32_t n_rows, co
 int lane_get_command(struct lane *l, const struct lane_recorder *recorder, uint32_t bucket,
 	bool is_head, struct err *ret_err, struct vk_command **ret_command)
 {
-	struct vk_command **command = is_head ? &l->head[bucket] : &l->body[bucket];
+	bool is_spread = !is_head && l->is_spread;
+	struct vk_command **command = is_head     ? &l->head[bucket]
+				      : is_spread ? &l->spread[bucket]
+						  : &l->body[bucket];
 
 	if (!*command) {
 		const struct record_range range = {
-			.end = recorder->graph->n_ops, .is_head = is_head};
+			.end = recorder->graph->n_ops, .is_head = is_head, .is_spread = is_spread};
 		struct record_addresses addresses = *recorder->addresses;
 		struct vk_command *c = NULL;
 
@@ -69,6 +82,7 @@ void lane_drop_commands(struct lane *l)
 {
 	for (int i = 0; i < LANE_MAX_BUCKETS; i++) {
 		l->body[i] = vk_command_free(l->body[i]);
+		l->spread[i] = vk_command_free(l->spread[i]);
 		l->head[i] = vk_command_free(l->head[i]);
 	}
 }

@@ -154,6 +154,17 @@ static void note_scratch(struct plan *p, uint64_t n_value_bytes)
 		s->n_values, s->n_rows, s->peak_bytes, s->sum_bytes);
 }
 
+/* Are steps whose rows are each of another session recorded otherwise? */
+static bool may_spread(const struct plan *p)
+{
+	const struct op_attention_params attention = {.n_rows = 2,
+		.is_spread = true,
+		.is_exact = p->params.kernels == PLAN_KERNELS_EXACT,
+		.tune.kind = p->params.attention};
+
+	return op_attention_takes_rope(p->pool, &attention);
+}
+
 /* logits: the address of lane 0's; base: where io memory is mapped. */
 static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t logits,
 	const struct op_attention_needs *needs, uint8_t *base)
@@ -174,6 +185,7 @@ static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t lo
 			.best = (const struct abi_best *)(base + best),
 			.n_span_rows = p->params.n_rows,
 			.n_tile_rows = needs->n_tile_rows,
+			.may_spread = may_spread(p),
 			.best_address = vk_memory_get_address(p->io) + best,
 			.logits_address = logits + i * n_logit_bytes,
 		};
@@ -199,6 +211,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	uint64_t n_value_bytes = 0;
 	void *map = NULL;
 
+	p->may_spread = may_spread(p);
 	kv_get_table(p->kv, &table);
 	p->params.n_table_bytes = table.n_bytes;
 	plan_layout_get_attention(g, p->d, &p->params, &needs);
@@ -600,6 +613,11 @@ static bool is_single(const struct plan *p, uint32_t n_rows)
 	return p->gather || p->profile || is_streamed(p, lane_find_bucket(n_rows));
 }
 
+static struct vk_command *get_body(const struct lane *l, uint32_t bucket)
+{
+	return l->is_spread ? l->spread[bucket] : l->body[bucket];
+}
+
 /* Through the profile, behind the mirror's commands. */
 static int enqueue_profiled(
 	struct plan *p, struct lane *l, struct vk_command *mirror, struct err *ret_err)
@@ -611,8 +629,8 @@ static int enqueue_profiled(
 			"profile: steps of %u rows copy weights ahead of their use", l->n_rows);
 	int r = vk_submit(p->d, &mirror, 1, ret_err, &l->ticket);
 	return r ? r
-		 : profile_submit(p->profile, l->body[body], l->n_want ? l->head[head] : NULL,
-			   l->n_rows, l->n_want, ret_err, &l->ticket);
+		 : profile_submit(p->profile, get_body(l, body), l->n_want ? l->head[head] : NULL,
+			   l->n_rows, l->n_want, l->is_spread, ret_err, &l->ticket);
 }
 
 /* What is streamed does not go with the rest, but behind it. */
@@ -629,7 +647,7 @@ static int enqueue(struct plan *p, struct lane *l, struct vk_command *mirror, st
 		if (!r)
 			r = stream_submit(p->stream, body, false, UINT32_MAX, ret_err, &l->ticket);
 	} else {
-		commands[n++] = l->body[body];
+		commands[n++] = get_body(l, body);
 	}
 	if (l->n_want && !is_streamed(p, head))
 		commands[n++] = l->head[head];
@@ -762,6 +780,15 @@ int plan_wait(struct plan *p, struct err *ret_err)
 uint32_t plan_get_n_flight(const struct plan *p)
 {
 	return p->n_flight;
+}
+
+/* Several rows, each of another session. */
+static bool is_spread(const struct plan_row *rows, uint32_t n_rows)
+{
+	for (uint32_t i = 1; i < n_rows; i++)
+		if (rows[i].slot == rows[i - 1].slot)
+			return false;
+	return n_rows > 1;
 }
 
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,

@@ -13,7 +13,15 @@
 #include "workerd/ops/pool.h"
 #include "workerd/record.h"
 
-enum { MAX_BUCKETS = 32, N_PARTS = 2 /* the body, then the head */, N_ENDS = 2 };
+enum { MAX_BUCKETS = 32, N_PARTS = 2 /* a body, then the head */, N_ENDS = 2 };
+
+/* What is recorded. */
+enum kind {
+	KIND_BODY,
+	KIND_SPREAD, /* the body of rows that are each of another session */
+	KIND_HEAD,
+	N_KINDS,
+};
 
 struct dispatch {
 	uint32_t op;
@@ -35,7 +43,7 @@ struct profile {
 	enum profile_kind kind;
 	bool is_prompt;
 	struct vk_command *ends[N_ENDS]; /* a timestamp each, around a step */
-	struct stamped stamped[N_PARTS][MAX_BUCKETS];
+	struct stamped stamped[N_KINDS][MAX_BUCKETS];
 	struct stamped *taken[N_PARTS]; /* of the step that was submitted last; NULL: none */
 	uint64_t ns[2][2];              /* [kind][is_prompt] */
 	uint32_t n_kernels;
@@ -93,9 +101,9 @@ struct profile *profile_free(struct profile *p)
 		return NULL;
 	for (int i = 0; i < N_ENDS; i++)
 		vk_command_free(p->ends[i]);
-	for (int part = 0; part < N_PARTS; part++)
+	for (int kind = 0; kind < N_KINDS; kind++)
 		for (int i = 0; i < MAX_BUCKETS; i++)
-			free_stamped(&p->stamped[part][i]);
+			free_stamped(&p->stamped[kind][i]);
 	free(p->rows);
 	free(p);
 	return NULL;
@@ -130,12 +138,14 @@ static void watch_dispatch(void *userdata, struct vk_command *c, enum kernels_id
 	w->n++;
 }
 
-static int record(struct profile *p, bool is_head, uint32_t n_rows, struct watch *watch,
+static int record(struct profile *p, enum kind kind, uint32_t n_rows, struct watch *watch,
 	struct vk_command *c, struct err *ret_err)
 {
 	const struct graph *g = p->params.graph;
-	const struct record_range range = {
-		.end = g->n_ops, .is_head = is_head, .ret_op = &watch->op};
+	const struct record_range range = {.end = g->n_ops,
+		.is_head = kind == KIND_HEAD,
+		.is_spread = kind == KIND_SPREAD,
+		.ret_op = &watch->op};
 
 	watch->n = 0;
 	op_pool_set_watch(p->params.pool, watch_dispatch, watch);
@@ -162,7 +172,7 @@ static void relate(const struct graph *g, struct stamped *s)
 }
 
 /* Recorded once to be counted, and again with as many timestamps. */
-static int make_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct err *ret_err,
+static int make_stamped(struct profile *p, enum kind kind, uint32_t n_rows, struct err *ret_err,
 	struct stamped *ret_stamped)
 {
 	struct stamped s = {0};
@@ -170,7 +180,7 @@ static int make_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct
 	int r = vk_command_new(p->params.device, 0, ret_err, &s.command);
 
 	if (!r)
-		r = record(p, is_head, n_rows, &watch, s.command, ret_err);
+		r = record(p, kind, n_rows, &watch, s.command, ret_err);
 	s.command = vk_command_free(s.command);
 	if (r)
 		return r;
@@ -183,7 +193,7 @@ static int make_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct
 	if (!r)
 		r = vk_command_new(p->params.device, watch.n + 1, ret_err, &s.command);
 	if (!r)
-		r = record(p, is_head, n_rows, &watch, s.command, ret_err);
+		r = record(p, kind, n_rows, &watch, s.command, ret_err);
 	if (r) {
 		free_stamped(&s);
 		return r;
@@ -193,15 +203,15 @@ static int make_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct
 	return 0;
 }
 
-static int get_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct err *ret_err,
+static int get_stamped(struct profile *p, enum kind kind, uint32_t n_rows, struct err *ret_err,
 	struct stamped **ret_stamped)
 {
 	uint32_t bucket = 0;
 
 	while (n_rows > 1u << bucket)
 		bucket++;
-	struct stamped *s = &p->stamped[is_head][bucket];
-	int r = s->command ? 0 : make_stamped(p, is_head, 1u << bucket, ret_err, s);
+	struct stamped *s = &p->stamped[kind][bucket];
+	int r = s->command ? 0 : make_stamped(p, kind, 1u << bucket, ret_err, s);
 	if (!r)
 		*ret_stamped = s;
 	return r;
@@ -210,7 +220,7 @@ static int get_stamped(struct profile *p, bool is_head, uint32_t n_rows, struct 
 /* ---- steps ---- */
 
 int profile_submit(struct profile *p, struct vk_command *body, struct vk_command *head,
-	uint32_t n_rows, uint32_t n_want, struct err *ret_err, uint64_t *ret_ticket)
+	uint32_t n_rows, uint32_t n_want, bool is_spread, struct err *ret_err, uint64_t *ret_ticket)
 {
 	struct vk_command *commands[N_ENDS + N_PARTS];
 	uint32_t n = 0;
@@ -218,9 +228,10 @@ int profile_submit(struct profile *p, struct vk_command *body, struct vk_command
 
 	p->taken[0] = p->taken[1] = NULL;
 	if (p->kind == PROFILE_KERNELS) {
-		r = get_stamped(p, false, n_rows, ret_err, &p->taken[0]);
+		r = get_stamped(
+			p, is_spread ? KIND_SPREAD : KIND_BODY, n_rows, ret_err, &p->taken[0]);
 		if (!r && n_want)
-			r = get_stamped(p, true, n_want, ret_err, &p->taken[1]);
+			r = get_stamped(p, KIND_HEAD, n_want, ret_err, &p->taken[1]);
 		if (r)
 			return r;
 		body = p->taken[0]->command;

@@ -52,10 +52,11 @@ void profile_begin(struct profile *p, enum profile_kind kind, bool is_prompt);
 
 /*
  * Submits a step of up to n_rows rows, of which n_want have logits: the plan's recorded commands
- * (head is NULL without logits), or the profile's own.
+ * (head is NULL without logits), or the profile's own. is_spread: see record_range.
  */
 int must_check profile_submit(struct profile *p, struct vk_command *body, struct vk_command *head,
-	uint32_t n_rows, uint32_t n_want, struct err *ret_err, uint64_t *ret_ticket);
+	uint32_t n_rows, uint32_t n_want, bool is_spread, struct err *ret_err,
+	uint64_t *ret_ticket);
 
 /* The step that was submitted last is done; rows [n_rows] are those that it was of. */
 int must_check profile_take(struct profile *p, const struct abi_row *rows, uint32_t n_rows,

@@ -28,6 +28,8 @@ struct recorder {
 	struct err *err;
 	uint32_t n_rows;
 	uint32_t end; /* of the ops that are recorded */
+	bool is_spread;
+	uint32_t rope_op; /* that the attention behind it does; GRAPH_NONE: none */
 	/* What an op has decided for those behind it, whose x it stages.
 	 */
 	uint32_t matmul_op; /* GRAPH_NONE: nothing */
@@ -140,26 +142,10 @@ static bool chain_matmul(const struct recorder *r, uint32_t i, struct op_matmul_
 	return true;
 }
 
-void record_get_matmul(const struct graph *g, const struct record_addresses *a,
-	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret)
+static void get_rope_kv(
+	const struct recorder *r, const struct graph_op *op, struct op_rope_kv_params *ret)
 {
-	const struct recorder r = {
-		.g = g, .a = a, .pool = (struct op_pool *)pool, .n_rows = n_rows, .end = g->n_ops};
-	struct op_matmul_params other;
-	bool is_staged = false;
-
-	if (i > 0 && g->ops[i - 1].kind == GRAPH_MATMUL) {
-		get_matmul(&r, i - 1, &other);
-		is_staged = chain_matmul(&r, i - 1, &other, ret);
-	}
-	if (!is_staged)
-		get_matmul(&r, i, ret);
-	(void)chain_matmul(&r, i, ret, &other);
-}
-
-static int record_rope_kv(const struct recorder *r, const struct graph_op *op)
-{
-	struct op_rope_kv_params params = {
+	*ret = (struct op_rope_kv_params){
 		.qkv = value_address(r, op->rope_kv.qkv),
 		.q_gain = op->rope_kv.q_gain.address,
 		.k_gain = op->rope_kv.k_gain.address,
@@ -178,13 +164,12 @@ static int record_rope_kv(const struct recorder *r, const struct graph_op *op)
 		.eps = r->g->eps,
 		.n_rows = r->n_rows,
 	};
-
-	return op_rope_kv_record(r->pool, r->c, &params, r->err);
 }
 
-static int record_attention(const struct recorder *r, const struct graph_op *op)
+static void get_attention(
+	const struct recorder *r, const struct graph_op *op, struct op_attention_params *ret)
 {
-	struct op_attention_params params = {
+	*ret = (struct op_attention_params){
 		.qkv = value_address(r, op->attention.qkv),
 		.y = value_address(r, op->attention.y),
 		.rows = r->a->rows,
@@ -202,10 +187,95 @@ static int record_attention(const struct recorder *r, const struct graph_op *op)
 		.kv_type = r->a->kv_type,
 		.n_rows = r->n_rows,
 		.n_spans = r->a->n_spans,
+		.is_exact = r->a->is_exact,
+		.is_spread = r->is_spread,
 		.tune.kind = r->a->attention,
 	};
+}
 
+/* Does the attention behind op i, a rope, do what that is there for? */
+static bool takes_rope(const struct recorder *r, uint32_t i)
+{
+	struct op_attention_params p;
+
+	if (!is_next(r, i + 1, GRAPH_ATTENTION) ||
+		r->g->ops[i + 1].attention.qkv != r->g->ops[i].rope_kv.qkv)
+		return false;
+	get_attention(r, &r->g->ops[i + 1], &p);
+	return op_attention_takes_rope(r->pool, &p);
+}
+
+/* Lets op i, which is p, an attention with its rope, stage for the matmul behind it: ret_next. */
+static bool chain_attention(const struct recorder *r, uint32_t i, struct op_attention_params *p,
+	struct op_matmul_params *ret_next)
+{
+	const struct graph_op *op = &r->g->ops[i];
+
+	if (!is_next(r, i + 1, GRAPH_MATMUL) || r->g->ops[i + 1].matmul.x != op->attention.y ||
+		!op_attention_has_next(p))
+		return false;
+	get_matmul(r, i + 1, ret_next);
+	if (op_skinny_wants(r->pool, ret_next) || !op_matvec_take_staged(r->pool, ret_next, p->n_head * p->head_dim, &p->next_order))
+		return false;
+	p->next = ret_next->staging;
+	if (is_read_by(r, op->attention.y, i + 1))
+		p->y = 0;
+	return true;
+}
+
+static int record_rope_kv(struct recorder *r, uint32_t i)
+{
+	struct op_rope_kv_params params;
+
+	if (takes_rope(r, i)) {
+		r->rope_op = i;
+		return 0;
+	}
+	get_rope_kv(r, &r->g->ops[i], &params);
+	return op_rope_kv_record(r->pool, r->c, &params, r->err);
+}
+
+static int record_attention(struct recorder *r, uint32_t i)
+{
+	struct op_attention_params params;
+	struct op_rope_kv_params rope;
+	struct op_matmul_params next;
+
+	get_attention(r, &r->g->ops[i], &params);
+	if (r->rope_op != GRAPH_NONE && r->rope_op + 1 == i) {
+		get_rope_kv(r, &r->g->ops[i - 1], &rope);
+		params.rope = &rope;
+		if (chain_attention(r, i, &params, &next)) {
+			r->matmul = next;
+			r->matmul_op = i + 1;
+		}
+	}
 	return op_attention_record(r->pool, r->c, &params, r->err);
+}
+
+void record_get_matmul(const struct graph *g, const struct record_addresses *a,
+	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret)
+{
+	const struct recorder r = {.g = g,
+		.a = a,
+		.pool = (struct op_pool *)pool,
+		.n_rows = n_rows,
+		.end = g->n_ops,
+		.is_spread = true};
+	struct op_attention_params attention;
+	struct op_matmul_params other;
+	bool is_staged = false;
+
+	if (i > 0 && g->ops[i - 1].kind == GRAPH_MATMUL) {
+		get_matmul(&r, i - 1, &other);
+		is_staged = chain_matmul(&r, i - 1, &other, ret);
+	} else if (i > 1 && g->ops[i - 2].kind == GRAPH_ROPE_KV && takes_rope(&r, i - 2)) {
+		get_attention(&r, &g->ops[i - 1], &attention);
+		is_staged = chain_attention(&r, i - 1, &attention, ret);
+	}
+	if (!is_staged)
+		get_matmul(&r, i, ret);
+	(void)chain_matmul(&r, i, ret, &other);
 }
 
 /* The cache of the layer's experts, NULL where it has none. */
@@ -400,8 +470,8 @@ static int record_op(struct recorder *r, uint32_t i)
 	switch (op->kind) {
 	case GRAPH_EMBED: return record_embed(r, op);
 	case GRAPH_MATMUL: return record_matmul(r, i);
-	case GRAPH_ROPE_KV: return record_rope_kv(r, op);
-	case GRAPH_ATTENTION: return record_attention(r, op);
+	case GRAPH_ROPE_KV: return record_rope_kv(r, i);
+	case GRAPH_ATTENTION: return record_attention(r, i);
 	case GRAPH_ROUTE: return record_route(r, op);
 	case GRAPH_EXPERTS: return record_experts(r, i);
 	case GRAPH_BEST: return record_best(r, op);
@@ -421,6 +491,8 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 		.err = ret_err,
 		.n_rows = n_rows,
 		.end = range->end < g->n_ops ? range->end : g->n_ops,
+		.is_spread = range->is_spread,
+		.rope_op = GRAPH_NONE,
 		.matmul_op = GRAPH_NONE,
 		.experts_op = GRAPH_NONE,
 		.staged_op = GRAPH_NONE,

@@ -47,12 +47,14 @@ struct record_range {
 	uint32_t first;
 	uint32_t end;
 	bool is_head;
+	bool is_spread;   /* rows are each of another session; one row is, whatever it says */
 	uint32_t *ret_op; /* the op that is being recorded, for who watches the pool; NULL */
 };
 
 /*
  * What op i, a matmul, is for up to n_rows rows, with what it and the matmul before it or behind it
- * do for each other: for who records it alone. (That experts may stage its x is not looked at.)
+ * do for each other: for who records it alone. (That experts may stage its x is not looked at; rows
+ * are each of another session.)
  */
 void record_get_matmul(const struct graph *g, const struct record_addresses *a,
 	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret);

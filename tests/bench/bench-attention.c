@@ -6,7 +6,7 @@
  *cache: it is repeated over layers, each behind a barrier, as a step does it. Some outputs of each
  *are held against the reference.
  *
- *	bench-attention [decode|prefill]
+ *	bench-attention [decode|step|prefill]
  */
 #include "tests/vulkan/on-device.h"
 
@@ -16,7 +16,9 @@
 #include "tests/ref/ref-ops.h"
 #include "workerd/kv-layout.h"
 #include "workerd/ops/attention.h"
+#include "workerd/ops/matvec.h"
 #include "workerd/ops/pool.h"
+#include "workerd/ops/rope-kv.h"
 #include "workerd/warm.h"
 
 enum {
@@ -27,13 +29,15 @@ enum {
 	MAX_SESSIONS = 32,
 	MAX_ROWS = 2048,
 	MAX_CTX = 32768,
-	MAX_LAYERS = 32,
+	MAX_LAYERS = 768,
 	MIN_DISPATCHES = 8,
 	N_ROUNDS = 3,
 	N_CHECKS = 3,
 	N_CHUNK_BYTES = 16 << 20, /* of random keys, repeated */
 	N_COLD_BYTES = 192 << 20, /* more than a cache holds */
 };
+
+enum way { ALONE, WITH_ROPE };
 
 struct variant {
 	const char *name;
@@ -57,6 +61,38 @@ static const struct variant decode_variants[] = {
 	{"split parts 16", {.kind = OP_ATTENTION_SPLIT, .n_parts = 16}},
 	{"split keys 256", {.kind = OP_ATTENTION_SPLIT, .part_keys = 256}},
 	{"split keys 64", {.kind = OP_ATTENTION_SPLIT, .part_keys = 64}},
+};
+
+/* With the rope before it and the bytes behind it. */
+static const struct variant step_variants[] = {
+	{"three dispatches", {.kind = OP_ATTENTION_SPLIT}},
+	{"fused", {.kind = OP_ATTENTION_FUSED}},
+#define V(h, s, k, u)                                                                            \
+	{                                                                                        \
+		"fused h" #h " s" #s " k" #k " u" #u,                                            \
+		{                                                                                \
+			.kind = OP_ATTENTION_FUSED, .n_heads = h, .n_splits = s, .part_keys = k, \
+			.n_unroll = u                                                            \
+		}                                                                                \
+	}
+	V(4, 4, 128, 4),
+	V(4, 8, 64, 4),
+	V(4, 4, 64, 4),
+	V(4, 8, 1024, 4),
+	V(2, 8, 128, 4),
+	V(2, 8, 64, 4),
+	V(2, 8, 64, 2),
+	V(2, 4, 32, 4),
+	V(2, 4, 64, 4),
+	V(2, 8, 32, 4),
+	V(1, 8, 64, 4),
+	V(1, 8, 64, 2),
+	V(1, 4, 32, 4),
+	V(1, 4, 32, 2),
+	V(1, 8, 128, 4),
+	V(2, 8, 1024, 4),
+	V(1, 8, 1024, 4),
+#undef V
 };
 
 static const struct variant prefill_variants[] = {
@@ -87,9 +123,13 @@ struct bench {
 	uint32_t n_layers;
 	uint32_t n_rows;
 	uint64_t n_page_bytes;
+	uint64_t near_at;
 	struct vk_memory *pages[MAX_SESSIONS];
 	struct vk_memory *io; /* rows, m, spans, table, queries, counters, y */
 	uint8_t *map;
+	struct vk_memory *near; /* what io has before the queries */
+	struct vk_memory *staging;
+	uint64_t turns; /* address */
 	struct vk_memory *qkv;
 	struct vk_memory *y;
 	struct vk_memory *partials;
@@ -267,7 +307,8 @@ static void init_shape(struct bench *b, uint32_t n_sessions, uint32_t n_each, ui
 	uint64_t rows_at = 256, table_at = rows_at + sizeof(struct abi_row) * b->n_rows + 256;
 	table_at &= ~255ull;
 	uint64_t spans_at = table_at + 8ull * n_sessions * n_slot_pages;
-	uint64_t qkv_at = (spans_at + op_attention_span_bytes(b->n_rows) + 255) & ~255ull;
+	uint64_t turns_at = (spans_at + op_attention_span_bytes(b->n_rows) + 255) & ~255ull;
+	uint64_t qkv_at = turns_at + 4 * HEAD_DIM;
 	b->io = on_device_memory(b->d, VK_MEMORY_IO, qkv_at + n_qkv, false);
 	b->map = (uint8_t *)on_device_map(b->io);
 	memset(b->map, 0, qkv_at);
@@ -284,13 +325,24 @@ static void init_shape(struct bench *b, uint32_t n_sessions, uint32_t n_each, ui
 	float *queries = (float *)(b->map + qkv_at);
 	for (uint64_t i = 0; i < (uint64_t)b->n_rows * WIDTH; i++)
 		queries[i] = (float)(int32_t)next_random() * 0x1p-30f;
+	/* What the rope writes into the last layer is there already; all turns are whole. */
+	for (uint32_t i = 0; i < b->n_rows; i++)
+		for (uint32_t h = 0; h < 2 * N_HEAD_KV; h++)
+			read_row(b, rows[i].slot, rows[i].position, b->n_layers - 1, h >= N_HEAD_KV,
+				h % N_HEAD_KV,
+				queries + (uint64_t)i * WIDTH + (N_HEAD + h) * HEAD_DIM);
 	b->queries = queries;
 	b->qkv = on_device_memory(b->d, VK_MEMORY_SCRATCH, n_qkv, false);
 	b->y = on_device_memory(b->d, VK_MEMORY_SCRATCH, n_y, false);
 	b->y_io = on_device_memory(b->d, VK_MEMORY_IO, n_y, false);
+	b->staging = on_device_memory(b->d, VK_MEMORY_SCRATCH, n_y, false);
 	copy(b, b->qkv, 0, b->io, qkv_at, n_qkv);
 	make_expected(b, rows);
-	uint64_t io = vk_memory_get_address(b->io);
+	b->near_at = qkv_at;
+	b->near = on_device_memory(b->d, VK_MEMORY_SCRATCH, qkv_at, false);
+	copy(b, b->near, 0, b->io, 0, qkv_at);
+	uint64_t io = vk_memory_get_address(b->near);
+	b->turns = io + turns_at;
 	b->params = (struct op_attention_params){
 		.qkv = vk_memory_get_address(b->qkv),
 		.y = vk_memory_get_address(b->y),
@@ -313,9 +365,11 @@ static void fini_shape(struct bench *b)
 	for (uint32_t s = 0; s < b->n_sessions; s++)
 		b->pages[s] = vk_memory_free(b->pages[s]);
 	b->io = vk_memory_free(b->io);
+	b->near = vk_memory_free(b->near);
 	b->qkv = vk_memory_free(b->qkv);
 	b->y = vk_memory_free(b->y);
 	b->y_io = vk_memory_free(b->y_io);
+	b->staging = vk_memory_free(b->staging);
 }
 
 /* What the variant takes besides. */
@@ -335,11 +389,12 @@ static void init_needs(struct bench *b, struct op_attention_params *p)
 		p->partials = vk_memory_get_address(b->partials);
 		p->counters = vk_memory_get_address(b->counters);
 	}
-	uint64_t rows_at = p->rows - vk_memory_get_address(b->io);
-	uint64_t spans_at = p->spans - vk_memory_get_address(b->io);
+	uint64_t rows_at = p->rows - vk_memory_get_address(b->near);
+	uint64_t spans_at = p->spans - vk_memory_get_address(b->near);
 	if (needs.n_tile_rows)
 		op_attention_fill_spans((struct abi_row *)(io + rows_at), b->n_rows,
 			needs.n_tile_rows, b->n_rows, (uint32_t *)(io + spans_at));
+	copy(b, b->near, 0, b->io, 0, b->near_at);
 }
 
 static void fini_needs(struct bench *b)
@@ -368,8 +423,49 @@ static float find_error(struct bench *b)
 
 static bool is_wrong;
 
+/* The variant's dispatches; is_last: its y is looked at. */
+static int record(struct bench *b, struct vk_command *c, const struct op_attention_params *params,
+	enum way way, bool is_last, struct err *ret_err)
+{
+	const struct op_rope_kv_params rope = {.qkv = params->qkv,
+		.turns = b->turns,
+		.rows = params->rows,
+		.m = params->m,
+		.table = params->table,
+		.n_head = N_HEAD,
+		.n_head_kv = N_HEAD_KV,
+		.head_dim = HEAD_DIM,
+		.n_rot = HEAD_DIM,
+		.n_slot_pages = params->n_slot_pages,
+		.layer = params->layer,
+		.kv_type = params->kv_type,
+		.n_rows = params->n_rows};
+	const struct abi_quantize quantize = {.x = params->y,
+		.m = params->m,
+		.staging = vk_memory_get_address(b->staging),
+		.k = N_HEAD * HEAD_DIM};
+	struct op_attention_params p = *params;
+	int r = 0;
+
+	if (way == WITH_ROPE && p.tune.kind == OP_ATTENTION_FUSED) {
+		p.rope = &rope;
+		p.is_spread = true;
+		p.next = quantize.staging;
+		p.y = is_last ? p.y : 0;
+	} else if (way == WITH_ROPE) {
+		r = op_rope_kv_record(b->pool, c, &rope, ret_err);
+		vk_command_barrier(c);
+	}
+	if (!r)
+		r = op_attention_record(b->pool, c, &p, ret_err);
+	vk_command_barrier(c);
+	return r || way == ALONE || p.rope ? r
+					   : op_matvec_record_quantize(b->pool, c, &quantize,
+						     p.n_rows, ABI_QUANT_ORDER_PLAIN, ret_err);
+}
+
 /* Microseconds of a dispatch behind another; < 0: there is no such kernel here. */
-static double time_variant(struct bench *b, const struct variant *v, float *ret_error)
+static double time_variant(struct bench *b, const struct variant *v, enum way way, float *ret_error)
 {
 	struct op_attention_params p = b->params;
 	uint32_t n = b->n_layers < MIN_DISPATCHES && !b->is_software ? MIN_DISPATCHES : b->n_layers;
@@ -387,8 +483,7 @@ static double time_variant(struct bench *b, const struct variant *v, float *ret_
 	for (uint32_t i = 0; i < n && !r; i++) {
 		/* The last one is of the last layer. */
 		p.layer = (b->n_layers - n % b->n_layers + i) % b->n_layers;
-		r = op_attention_record(b->pool, c, &p, &e);
-		vk_command_barrier(c);
+		r = record(b, c, &p, way, i + 1 == n, &e);
 	}
 	vk_command_stamp(c, 1);
 	on_device_check(vk_command_end(c, &e), &e, "end");
@@ -410,10 +505,11 @@ static double time_variant(struct bench *b, const struct variant *v, float *ret_
 	return r ? -1.0 : best;
 }
 
-static void print_variant(struct bench *b, const struct variant *v, double n_bytes, double n_flops)
+static void print_variant(
+	struct bench *b, const struct variant *v, enum way way, double n_bytes, double n_flops)
 {
 	float error = 0.0f;
-	double us = time_variant(b, v, &error);
+	double us = time_variant(b, v, way, &error);
 
 	if (us < 0) {
 		printf("  %-22s not here\n", v->name);
@@ -436,8 +532,19 @@ static void bench_decode(struct bench *b, uint32_t n_sessions, uint32_t n_ctx)
 	printf("decode %s, %u sessions of %u, %u layers\n", kv_layout_type_name(b->type),
 		n_sessions, n_ctx, b->n_layers);
 	for (unsigned i = 0; i < (b->is_software ? 2 : ARRAY_SIZE(decode_variants)); i++)
-		print_variant(
-			b, &decode_variants[i], (double)kv_bytes(b) * n_ctx * n_sessions, 0.0);
+		print_variant(b, &decode_variants[i], ALONE,
+			(double)kv_bytes(b) * n_ctx * n_sessions, 0.0);
+	fini_shape(b);
+}
+
+static void bench_step(struct bench *b, uint32_t n_sessions, uint32_t n_ctx)
+{
+	init_shape(b, n_sessions, 1, n_ctx);
+	printf("rope, attention and bytes, %s, %u sessions of %u, %u layers\n",
+		kv_layout_type_name(b->type), n_sessions, n_ctx, b->n_layers);
+	for (unsigned i = 0; i < (b->is_software ? 2 : ARRAY_SIZE(step_variants)); i++)
+		print_variant(b, &step_variants[i], WITH_ROPE,
+			(double)kv_bytes(b) * n_ctx * n_sessions, 0.0);
 	fini_shape(b);
 }
 
@@ -448,13 +555,15 @@ static void bench_prefill(struct bench *b, uint32_t n_rows, uint32_t depth)
 	init_shape(b, 1, n_rows, depth + n_rows);
 	printf("prefill %s, %u rows at %u\n", kv_layout_type_name(b->type), n_rows, depth);
 	for (unsigned i = 0; i < (b->is_software ? 2 : ARRAY_SIZE(prefill_variants)); i++)
-		print_variant(b, &prefill_variants[i], 0.0, 4.0 * N_HEAD * HEAD_DIM * n_keys);
+		print_variant(
+			b, &prefill_variants[i], ALONE, 0.0, 4.0 * N_HEAD * HEAD_DIM * n_keys);
 	fini_shape(b);
 }
 
 int main(int argc, char **argv)
 {
 	static const uint32_t contexts[] = {512, 4096, 32768};
+	static const uint32_t step_contexts[] = {64, 512, 160, 1024, 4096, 32768};
 	static const uint32_t sessions[] = {1, 32};
 	static const uint32_t rows[] = {512, 2048};
 	static const uint32_t depths[] = {0, 8192};
@@ -475,6 +584,9 @@ int main(int argc, char **argv)
 		for (unsigned i = 0; i < 6 && (argc < 2 || !strcmp(argv[1], "decode")); i++)
 			if (!b.is_software || i == 0)
 				bench_decode(&b, sessions[i / 3], contexts[i % 3]);
+		for (unsigned i = 0; i < 8 && (argc < 2 || !strcmp(argv[1], "step")); i++)
+			if (!b.is_software || i == 0)
+				bench_step(&b, sessions[i / 6], step_contexts[i % 6]);
 		for (unsigned i = 0; i < 4 && (argc < 2 || !strcmp(argv[1], "prefill")); i++)
 			if (!b.is_software)
 				bench_prefill(&b, rows[i % 2], depths[i / 2]);

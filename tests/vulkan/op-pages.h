@@ -3,9 +3,13 @@
 #define TESTS_VULKAN_OP_PAGES_H
 
 /* KV pages and their table in an arena, as workerd/kv-layout.h has them, for the kernels' tests. */
+#include <math.h>
+
 #include "tests/ref/ref-ops.h"
 #include "tests/vulkan/op-arena.h"
 #include "workerd/kv-layout.h"
+
+enum { OP_PAGES_MAX_DIM = 256 };
 
 struct op_pages {
 	enum kv_layout_type type;
@@ -92,6 +96,53 @@ static inline void op_pages_read(const struct op_arena *a, const struct op_pages
 		ret_x[i] = p->type == KV_LAYOUT_F16
 				   ? ref_ops_from_half(halves[i])
 				   : ref_ops_from_half(scales[i / 32]) * (float)bytes[i];
+}
+
+/* Of Q8_0: blocks that were checked, and numbers beside the reference's. */
+struct op_pages_seen {
+	uint32_t n_blocks;
+	uint32_t n_near;
+};
+
+/*
+ * Fails unless a row is the reference of expected [head_dim]. f16 is rounded either way: Vulkan
+ * leaves the direction to the device. So it is with a scale of Q8_0; its numbers are the
+ * reference's but where x / scale is within a few roundings of a half.
+ */
+static inline void op_pages_check(struct op_arena *a, const struct op_pages *p,
+	const struct op_pages_row *row, const float *expected, struct op_pages_seen *seen,
+	const char *what, uint64_t at)
+{
+	const int8_t *numbers = (const int8_t *)(a->map + row->numbers);
+	const uint16_t *scales = (const uint16_t *)(a->map + row->scales);
+	int8_t same[KV_LAYOUT_BLOCK];
+	float found[OP_PAGES_MAX_DIM];
+	uint16_t scale;
+
+	op_pages_read(a, p, row, found);
+	if (p->type == KV_LAYOUT_F16) {
+		for (uint32_t i = 0; i < p->head_dim; i++)
+			op_arena_check_near(a, found[i], expected[i],
+				fabsf(expected[i]) * 0x1p-10f + 1e-6f, what, at * p->head_dim + i);
+		return;
+	}
+	for (uint32_t e = 0; e < p->head_dim; e += KV_LAYOUT_BLOCK) {
+		const float *x = expected + e;
+		uint32_t n = p->head_dim - e < KV_LAYOUT_BLOCK ? p->head_dim - e : KV_LAYOUT_BLOCK;
+		ref_ops_quantize_block(x, n, &scale, same);
+		float whole = ref_ops_from_half(scale);
+		op_arena_check_near(a, ref_ops_from_half(scales[e / KV_LAYOUT_BLOCK]), whole,
+			whole * 0x1p-10f + 0x1p-24f, what, at * p->head_dim + e);
+		for (uint32_t i = 0; i < n; i++) {
+			float exact = whole > 0.0f ? x[i] / whole : 0.0f;
+			/* The scale was rounded by 2^-11, so exact by 127 / 2^11 at most. */
+			bool is_near_half = fabsf(fabsf(exact - truncf(exact)) - 0.5f) < 0.07f;
+			op_arena_check_near(a, numbers[e + i], same[i], is_near_half ? 1.0f : 0.0f,
+				what, at * p->head_dim + e + i);
+			seen->n_blocks += i == 0;
+			seen->n_near += numbers[e + i] != same[i];
+		}
+	}
 }
 
 #endif

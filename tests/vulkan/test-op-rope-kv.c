@@ -14,7 +14,7 @@
 enum { MAX_M = 12, MAX_DIM = 256, N_SLOTS = 3, N_CTX = 131072 };
 
 static uint64_t seed;
-static uint32_t n_blocks_seen, n_near_seen; /* of Q8_0; numbers beside the reference's */
+static struct op_pages_seen seen;
 
 struct shape {
 	enum kv_layout_type type;
@@ -29,46 +29,6 @@ struct shape {
 	uint32_t m;
 	uint32_t n_rows;
 };
-
-/*
- * A row of the cache. f16 is rounded either way: Vulkan leaves the direction to the device. So it
- * is with a scale of Q8_0; its numbers are the reference's but where x / scale is within a few
- * roundings of a half.
- */
-static void check_kept(struct op_arena *a, const struct op_pages *p, const struct op_pages_row *row,
-	const float *expected, const char *what, uint64_t at)
-{
-	const int8_t *numbers = (const int8_t *)(a->map + row->numbers);
-	const uint16_t *scales = (const uint16_t *)(a->map + row->scales);
-	int8_t same[KV_LAYOUT_BLOCK];
-	float found[MAX_DIM];
-	uint16_t scale;
-
-	op_pages_read(a, p, row, found);
-	if (p->type == KV_LAYOUT_F16) {
-		for (uint32_t i = 0; i < p->head_dim; i++)
-			op_arena_check_near(a, found[i], expected[i],
-				fabsf(expected[i]) * 0x1p-10f + 1e-6f, what, at * p->head_dim + i);
-		return;
-	}
-	for (uint32_t e = 0; e < p->head_dim; e += KV_LAYOUT_BLOCK) {
-		const float *x = expected + e;
-		uint32_t n = p->head_dim - e < KV_LAYOUT_BLOCK ? p->head_dim - e : KV_LAYOUT_BLOCK;
-		ref_ops_quantize_block(x, n, &scale, same);
-		float whole = ref_ops_from_half(scale);
-		op_arena_check_near(a, ref_ops_from_half(scales[e / KV_LAYOUT_BLOCK]), whole,
-			whole * 0x1p-10f + 0x1p-24f, what, at * p->head_dim + e);
-		for (uint32_t i = 0; i < n; i++) {
-			float exact = whole > 0.0f ? x[i] / whole : 0.0f;
-			/* The scale was rounded by 2^-11, so exact by 127 / 2^11 at most. */
-			bool is_near_half = fabsf(fabsf(exact - truncf(exact)) - 0.5f) < 0.07f;
-			op_arena_check_near(a, numbers[e + i], same[i], is_near_half ? 1.0f : 0.0f,
-				what, at * p->head_dim + e + i);
-			n_blocks_seen += i == 0;
-			n_near_seen += numbers[e + i] != same[i];
-		}
-	}
-}
 
 static void check_row(struct op_arena *a, const struct shape *s, const struct op_pages *pages,
 	uint32_t layer, const struct abi_row *row, uint32_t i, const float *before,
@@ -99,8 +59,9 @@ static void check_row(struct op_arena *a, const struct shape *s, const struct op
 			op_pages_find(a, pages, row->slot, row->position, layer, false, kv_head);
 		struct op_pages_row v =
 			op_pages_find(a, pages, row->slot, row->position, layer, true, kv_head);
-		check_kept(a, pages, &k, head, "k", i);
-		check_kept(a, pages, &v, before + (h + s->n_head_kv) * s->head_dim, "v", i);
+		op_pages_check(a, pages, &k, head, &seen, "k", i);
+		op_pages_check(
+			a, pages, &v, before + (h + s->n_head_kv) * s->head_dim, &seen, "v", i);
 	}
 }
 
@@ -228,8 +189,8 @@ static void test_q8_0(void **state)
 	(void)state;
 	run_shapes(KV_LAYOUT_Q8_0);
 	print_message(
-		"# %u blocks, %u numbers beside the reference's\n", n_blocks_seen, n_near_seen);
-	assert_true(n_near_seen <= n_blocks_seen);
+		"# %u blocks, %u numbers beside the reference's\n", seen.n_blocks, seen.n_near);
+	assert_true(seen.n_near <= seen.n_blocks);
 }
 
 /* A block of zeros has scale 0 and numbers 0, not NaNs of 0 / 0. */

@@ -287,6 +287,7 @@ static bool find_attention(const char *name)
 {
 	static const char *const names[] = {[OP_ATTENTION_ROW] = "row",
 		[OP_ATTENTION_SPLIT] = "split",
+		[OP_ATTENTION_FUSED] = "fused",
 		[OP_ATTENTION_TILE] = "tile",
 		[OP_ATTENTION_MATRIX] = "matrix"};
 

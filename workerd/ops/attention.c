@@ -3,11 +3,13 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 
 #include "proto/util/err.h"
 #include "shaders/abi.h"
 #include "vk/device.h"
 #include "workerd/ops/pool.h"
+#include "workerd/ops/rope-kv.h"
 
 enum {
 	/* A software driver leaves loops after 65,535 rounds of an invocation, of all its loops. */
@@ -25,9 +27,13 @@ enum {
 	/* Queries of a tile; of each head dimension its sums take a register of a lane and more. */
 	TILE_SUBGROUPS = 8,
 	TILE_ROUNDS = 160, /* of a software driver, of a tile of keys */
+	/* The same where a step has one row, for which there are cores enough. */
+	LONE_SPLITS = 8,
+	LONE_HEADS = 2,
 	/* What a part is worth: keys that a workgroup has in flight, or what a tile takes to begin.
 	 */
 	SPLIT_PART_KEYS = 128,
+	LONE_PART_KEYS = 64,
 	TILE_PART_KEYS = 512,
 	/* All of a device's cores have something to do: parts of the only row of a step. */
 	PART_GROUPS = 512,
@@ -172,7 +178,7 @@ static bool find_tile(const struct vk_device_info *info, const struct op_attenti
 	enum op_attention_kind kind = p->tune.kind;
 	struct tile t = {0};
 
-	if (kind == OP_ATTENTION_ROW || kind == OP_ATTENTION_SPLIT ||
+	if (kind == OP_ATTENTION_ROW || kind == OP_ATTENTION_SPLIT || kind == OP_ATTENTION_FUSED ||
 		(kind == OP_ATTENTION_AUTO &&
 			(info->is_software || p->is_exact || p->n_rows < OP_ATTENTION_LIST_ROWS)))
 		return false;
@@ -190,10 +196,14 @@ static enum op_attention_kind choose_kind(
 {
 	struct tile t;
 
+	if (p->tune.kind == OP_ATTENTION_FUSED && !p->rope)
+		return OP_ATTENTION_SPLIT;
 	if (p->tune.kind != OP_ATTENTION_AUTO)
 		return p->tune.kind;
 	if (p->is_exact || info->is_software)
 		return OP_ATTENTION_ROW;
+	if (p->rope)
+		return OP_ATTENTION_FUSED;
 	if (p->spans && find_tile(info, p, &t))
 		return t.kind;
 	return OP_ATTENTION_SPLIT;
@@ -203,12 +213,17 @@ static uint32_t choose_split_heads(const struct op_attention_params *p)
 {
 	if (p->tune.n_heads)
 		return p->tune.n_heads;
-	return find_divisor(p->n_head / p->n_head_kv, p->head_dim <= 128 ? 4 : 2);
+	return find_divisor(
+		p->n_head / p->n_head_kv, p->head_dim > 128 || p->n_rows == 1 ? LONE_HEADS : 4);
 }
 
 static uint64_t count_split_bytes(const struct op_attention_params *p)
 {
-	return 4ull * ABI_ATTENTION_SLOTS * choose_split_heads(p) * (p->head_dim + 2);
+	struct op_attention_params many = *p;
+
+	/* A step of one row has no more of them. */
+	many.n_rows = 2;
+	return 4ull * ABI_ATTENTION_SLOTS * choose_split_heads(&many) * (p->head_dim + 2);
 }
 
 void op_attention_get_needs(const struct vk_device_info *info, const struct op_attention_params *p,
@@ -370,53 +385,180 @@ static uint32_t choose_split_lanes(const struct op_pool *pool, const struct op_a
 	return n;
 }
 
+/* How the keys of rows that are taken one by one are cut. */
+struct split {
+	uint32_t n_heads;
+	uint32_t n_blocks; /* of heads */
+	uint32_t n_unroll;
+	uint32_t n_lanes;
+	uint32_t n_subgroups;
+};
+
+/* Of a workgroup: all heads' sums of each subgroup; heads made ready, and the new key and value. */
+static uint32_t count_split_shared(
+	const struct op_attention_params *p, const struct split *s, uint32_t n_vecs)
+{
+	uint32_t n_words = s->n_heads * s->n_subgroups * (p->head_dim + 2) + 4;
+
+	if (p->rope)
+		n_words += (s->n_heads + 2) * p->head_dim + 2 * n_vecs * 5;
+	return 4 * n_words;
+}
+
+static int choose_split(const struct op_pool *pool, const struct op_attention_params *p,
+	uint32_t n_vecs, struct split *ret, struct err *ret_err)
+{
+	const struct vk_device_info *info = op_pool_get_info(pool);
+	enum op_attention_kind kind = p->tune.kind;
+	struct split s = {.n_heads = choose_split_heads(p),
+		.n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16,
+		.n_subgroups = info->is_software ? 1
+			       : p->n_rows == 1  ? LONE_SPLITS
+						 : PART_SPLITS};
+
+	s.n_blocks = p->n_head / s.n_heads;
+	s.n_unroll = p->tune.n_unroll ? p->tune.n_unroll : s.n_unroll;
+	s.n_lanes = choose_split_lanes(pool, p, n_vecs, s.n_unroll);
+	if (p->tune.n_splits && (!kind || kind == OP_ATTENTION_SPLIT || kind == OP_ATTENTION_FUSED))
+		s.n_subgroups = p->tune.n_splits;
+	while (s.n_subgroups > 1 &&
+		(count_split_shared(p, &s, n_vecs) > info->max_shared_bytes ||
+			s.n_subgroups * info->subgroup_size > info->max_invocations))
+		s.n_subgroups /= 2;
+	if (info->is_software) {
+		uint64_t n_rounds = (uint64_t)p->n_slot_pages * KV_PAGE_TOKENS /
+				    (s.n_unroll * info->subgroup_size / s.n_lanes);
+
+		while (s.n_subgroups < OP_ATTENTION_MAX_SPLITS &&
+			n_rounds / s.n_subgroups > MAX_ROUNDS)
+			s.n_subgroups *= 2;
+		if (n_rounds / s.n_subgroups > MAX_ROUNDS)
+			return fail_context(p, ret_err);
+	}
+	*ret = s;
+	return 0;
+}
+
+static struct op_pool_kernel get_split_kernel(
+	const struct op_attention_params *p, const struct split *s, uint32_t flags)
+{
+	return (struct op_pool_kernel){
+		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_SPLIT_Q8_0
+						   : KERNELS_ATTENTION_SPLIT_F16,
+		.n_subgroups = s->n_subgroups,
+		.n_spec = ABI_ATTENTION_SPEC_UNROLL + 1 - ABI_SPEC_KERNEL,
+		.spec = {[ABI_ATTENTION_SPEC_HEADS - ABI_SPEC_KERNEL] = s->n_heads,
+			[ABI_ATTENTION_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
+			[ABI_ATTENTION_SPEC_LANES - ABI_SPEC_KERNEL] = s->n_lanes,
+			[ABI_ATTENTION_SPEC_SPLITS - ABI_SPEC_KERNEL] = s->n_subgroups,
+			[ABI_ATTENTION_SPEC_FLAGS - ABI_SPEC_KERNEL] = get_flags(p) | flags,
+			[ABI_ATTENTION_SPEC_UNROLL - ABI_SPEC_KERNEL] = s->n_unroll},
+	};
+}
+
+/* Subgroups along x, for workgroups of n_rows rows. */
+static uint32_t count_split_x(const struct split *s, uint32_t n_rows, uint32_t n_parts)
+{
+	uint32_t n_places = min_u32(ABI_ATTENTION_SLOTS / s->n_blocks, n_rows * n_parts);
+
+	return max_u32(n_rows, n_places) * s->n_subgroups;
+}
+
+static uint32_t get_part_keys(const struct op_attention_params *p)
+{
+	return p->n_rows == 1 ? LONE_PART_KEYS : SPLIT_PART_KEYS;
+}
+
 /* is_listed: the rows that are in no tile, else all. */
 static int record_split(struct op_pool *pool, struct vk_command *c,
 	const struct op_attention_params *p, uint32_t n_vecs, bool is_listed, struct err *ret_err)
 {
-	const struct vk_device_info *info = op_pool_get_info(pool);
-	uint32_t n_heads = choose_split_heads(p), n_blocks = p->n_head / n_heads;
-	uint32_t n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16;
-	n_unroll = p->tune.n_unroll ? p->tune.n_unroll : n_unroll;
-	uint32_t n_lanes = choose_split_lanes(pool, p, n_vecs, n_unroll);
-	uint32_t n_splits = op_pool_is_software(pool) ? 1 : PART_SPLITS;
-	uint32_t n_block = n_unroll * info->subgroup_size / n_lanes;
 	struct abi_attention push = get_push(p);
+	struct split s;
+	int r = choose_split(pool, p, n_vecs, &s, ret_err);
 
-	if (p->tune.n_splits && (p->tune.kind == OP_ATTENTION_SPLIT || !p->tune.kind))
-		n_splits = p->tune.n_splits;
-	/* All heads' sums of each subgroup, and of each part weights. */
-	while (n_splits > 1 &&
-		4 * n_heads * (n_splits * (p->head_dim + 2) + 2 * ABI_ATTENTION_MAX_PARTS) + 16 >
-			info->max_shared_bytes)
-		n_splits /= 2;
-	while (op_pool_is_software(pool) && n_splits < OP_ATTENTION_MAX_SPLITS &&
-		(uint64_t)p->n_slot_pages * KV_PAGE_TOKENS / n_block / n_splits > MAX_ROUNDS)
-		n_splits *= 2;
-	if ((uint64_t)p->n_slot_pages * KV_PAGE_TOKENS / n_block / n_splits > MAX_ROUNDS &&
-		op_pool_is_software(pool))
-		return fail_context(p, ret_err);
-	set_parts(p, n_blocks, SPLIT_PART_KEYS, &push);
+	if (r)
+		return r;
+	set_parts(p, s.n_blocks, get_part_keys(p), &push);
 	if (is_listed)
 		push.list += list_bytes(p->n_spans);
-	const struct op_pool_kernel kernel = {
-		.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_SPLIT_Q8_0
-						   : KERNELS_ATTENTION_SPLIT_F16,
-		.n_subgroups = n_splits,
-		.n_spec = ABI_ATTENTION_SPEC_UNROLL + 1 - ABI_SPEC_KERNEL,
-		.spec = {[ABI_ATTENTION_SPEC_HEADS - ABI_SPEC_KERNEL] = n_heads,
-			[ABI_ATTENTION_SPEC_HEAD_DIM - ABI_SPEC_KERNEL] = p->head_dim,
-			[ABI_ATTENTION_SPEC_LANES - ABI_SPEC_KERNEL] = n_lanes,
-			[ABI_ATTENTION_SPEC_SPLITS - ABI_SPEC_KERNEL] = n_splits,
-			[ABI_ATTENTION_SPEC_FLAGS - ABI_SPEC_KERNEL] =
-				get_flags(p) | (is_listed ? ABI_ATTENTION_FLAG_LIST : 0),
-			[ABI_ATTENTION_SPEC_UNROLL - ABI_SPEC_KERNEL] = n_unroll},
-	};
+	const struct op_pool_kernel kernel =
+		get_split_kernel(p, &s, is_listed ? ABI_ATTENTION_FLAG_LIST : 0);
 	/* Listed rows are few, as a rule; workgroups take several where they are not. */
 	uint32_t n_rows = is_listed ? min_u32(p->n_rows, LISTED_ROWS) : p->n_rows;
-	uint32_t n_x =
-		max_u32(n_rows, min_u32(ABI_ATTENTION_SLOTS / n_blocks, n_rows * push.n_parts));
-	return op_pool_dispatch(pool, c, &kernel, &push, n_x * n_splits, n_blocks, ret_err);
+	return op_pool_dispatch(pool, c, &kernel, &push, count_split_x(&s, n_rows, push.n_parts),
+		s.n_blocks, ret_err);
+}
+
+bool op_attention_takes_rope(const struct op_pool *pool, const struct op_attention_params *p)
+{
+	if (!p->is_spread && p->n_rows != 1)
+		return false;
+	return p->tune.kind == OP_ATTENTION_FUSED ||
+	       (p->tune.kind == OP_ATTENTION_AUTO && !p->is_exact && !op_pool_is_software(pool));
+}
+
+bool op_attention_has_next(const struct op_attention_params *p)
+{
+	return p->head_dim % KV_LAYOUT_BLOCK == 0;
+}
+
+static uint32_t float_bits(float v)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &v, sizeof(bits));
+	return bits;
+}
+
+static int record_fused(struct op_pool *pool, struct vk_command *c,
+	const struct op_attention_params *p, uint32_t n_vecs, struct err *ret_err)
+{
+	const struct op_rope_kv_params *rope = p->rope;
+	struct abi_attention parts = get_push(p);
+	struct split s;
+	int r = choose_split(pool, p, n_vecs, &s, ret_err);
+
+	if (!r && (rope->n_rot % 2 || rope->n_rot > p->head_dim ||
+			  (p->next && !op_attention_has_next(p))))
+		r = err_set(ret_err, EINVAL, "attention: found heads of %u, %u of them turn%s",
+			p->head_dim, rope->n_rot, p->next ? ", and bytes" : "");
+	if (r)
+		return r;
+	set_parts(p, s.n_blocks, get_part_keys(p), &parts);
+	const struct abi_attention_fused push = {
+		.qkv = p->qkv,
+		.y = p->y,
+		.rows = p->rows,
+		.m = p->m,
+		.table = p->table,
+		.sinks = p->sinks,
+		.partials = p->partials,
+		.counters = p->counters,
+		.q_gain = rope->q_gain,
+		.k_gain = rope->k_gain,
+		.turns = rope->turns,
+		.next = p->next,
+		.n_head = p->n_head,
+		.n_head_kv = p->n_head_kv,
+		.n_slot_pages = p->n_slot_pages,
+		.layer = p->layer,
+		.window = p->window,
+		.n_parts = parts.n_parts,
+		.part_keys = parts.part_keys,
+		.eps = rope->eps,
+	};
+	struct op_pool_kernel kernel = get_split_kernel(p, &s,
+		(p->n_rows == 1 ? ABI_ATTENTION_FLAG_ONE : 0) |
+			(rope->is_interleaved ? ABI_ATTENTION_FLAG_NEIGHBOURS : 0));
+	kernel.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_FUSED_Q8_0
+						 : KERNELS_ATTENTION_FUSED_F16;
+	kernel.n_spec = ABI_ATTENTION_SPEC_NEXT + 1 - ABI_SPEC_KERNEL;
+	kernel.spec[ABI_ATTENTION_SPEC_ROT - ABI_SPEC_KERNEL] = rope->n_rot;
+	kernel.spec[ABI_ATTENTION_SPEC_CAP - ABI_SPEC_KERNEL] = float_bits(p->cap);
+	kernel.spec[ABI_ATTENTION_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0;
+	return op_pool_dispatch(pool, c, &kernel, &push, count_split_x(&s, p->n_rows, push.n_parts),
+		s.n_blocks, ret_err);
 }
 
 /* A software driver counts rounds: some for each quarter of a head and key of a tile. */
@@ -486,6 +628,8 @@ int op_attention_record(struct op_pool *pool, struct vk_command *c,
 		return record_row(pool, c, p, n_vecs, ret_err);
 	if (kind == OP_ATTENTION_SPLIT)
 		return record_split(pool, c, p, n_vecs, false, ret_err);
+	if (kind == OP_ATTENTION_FUSED)
+		return record_fused(pool, c, p, n_vecs, ret_err);
 	if (!p->spans || !find_tile(op_pool_get_info(pool), p, &tile) || tile.kind != kind)
 		return err_set(ret_err, ENOTSUP,
 			"attention: tiles: not with heads of %u on this device, or no spans",

@@ -7,7 +7,9 @@
  * a kernel that gives a row the same bits in any step (shaders/attention.comp), and those that are
  * faster: one cuts the keys of each row into parts (attention-split.comp), the others multiply
  * tiles of rows by tiles of keys (attention-matrix.comp, attention-tile.comp). Rows that are alone
- * in their session are no tile: in a step of many rows both kinds run side by side.
+ * in their session are no tile: in a step of many rows both kinds run side by side. Where all rows
+ * are alone, one kernel does what op_rope_kv and the next product's quantize would, too
+ * (attention-fused.comp).
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,6 +20,7 @@
 struct abi_row;
 struct err;
 struct op_pool;
+struct op_rope_kv_params;
 struct vk_command;
 struct vk_device_info;
 
@@ -25,6 +28,7 @@ enum op_attention_kind {
 	OP_ATTENTION_AUTO, /* chosen by rows and device */
 	OP_ATTENTION_ROW,
 	OP_ATTENTION_SPLIT,
+	OP_ATTENTION_FUSED, /* SPLIT where it cannot be */
 	OP_ATTENTION_TILE,
 	OP_ATTENTION_MATRIX,
 };
@@ -33,9 +37,9 @@ enum op_attention_kind {
 struct op_attention_tune {
 	enum op_attention_kind kind;
 	uint32_t n_splits;  /* subgroups that share a row's or part's keys; of a tile: subgroups */
-	uint32_t n_lanes;   /* that share a key; SPLIT */
-	uint32_t n_unroll;  /* keys of a lane at once; SPLIT */
-	uint32_t n_heads;   /* query heads of a workgroup; SPLIT */
+	uint32_t n_lanes;   /* that share a key; SPLIT, FUSED */
+	uint32_t n_unroll;  /* keys of a lane at once; SPLIT, FUSED */
+	uint32_t n_heads;   /* query heads of a workgroup; SPLIT, FUSED */
 	uint32_t n_parts;   /* of a row or tile, at most */
 	uint32_t part_keys; /* at least, see abi_attention */
 	uint32_t n_keys;    /* of a tile, 32 or 64; MATRIX */
@@ -44,7 +48,7 @@ struct op_attention_tune {
 
 struct op_attention_params {
 	uint64_t qkv;   /* device address of [m][(n_head + 2 n_head_kv) head_dim] f32; q is read */
-	uint64_t y;     /* of [m][n_head * head_dim] f32 */
+	uint64_t y;     /* of [m][n_head * head_dim] f32; 0: with next */
 	uint64_t rows;  /* of [m] struct abi_row */
 	uint64_t m;     /* of u32: rows of the step */
 	uint64_t table; /* of the page table, see workerd/kv.h */
@@ -63,12 +67,21 @@ struct op_attention_params {
 	uint32_t n_rows;  /* the most that m can be */
 	uint32_t n_spans; /* the n_rows that op_attention_fill_spans is called with */
 	bool is_exact;    /* a row has the same bits in any step, unless a kind is asked for */
+	bool is_spread;   /* rows are each of another session; one row is */
+	/*
+	 * What op_rope_kv would do with the same qkv, rows and pages is done, too (qkv stays as it
+	 * is), where op_attention_takes_rope says so. NULL: it has been done.
+	 */
+	const struct op_rope_kv_params *rope;
+	/* With rope: y as bytes, see op_matvec_take_staged; 0: not. */
+	uint64_t next;
+	uint32_t next_order;
 	struct op_attention_tune tune;
 };
 
 enum {
 	OP_ATTENTION_MAX_HEAD_DIM = 256, /* query and sums stay in a subgroup's registers */
-	OP_ATTENTION_MAX_SPLITS = 8,     /* their sums take up to 17 KiB of shared memory */
+	OP_ATTENTION_MAX_SPLITS = 16,    /* their sums take up to 17 KiB of shared memory */
 	OP_ATTENTION_TILE_MIN_ROWS = 4,  /* fewer are taken one by one */
 	OP_ATTENTION_LIST_ROWS = 8,      /* steps of fewer rows never have tiles */
 };
@@ -94,6 +107,12 @@ uint64_t op_attention_span_bytes(uint32_t n_rows);
  */
 void op_attention_fill_spans(const struct abi_row *rows, uint32_t n_rows, uint32_t n_tile_rows,
 	uint32_t n_spans, uint32_t *ret_spans);
+
+/* Is it worth it, and possible, to give it the rope? (p->rope is not looked at.) */
+bool op_attention_takes_rope(const struct op_pool *pool, const struct op_attention_params *params);
+
+/* And can it make bytes of its y? */
+bool op_attention_has_next(const struct op_attention_params *params);
 
 /*
  * Records it. -ENOTSUP for heads that the kernel cannot hold, for more pages a slot than it counts,

@@ -91,6 +91,17 @@ static uint32_t count_teams(const struct op_matvec_shape *s)
 	return s->n_subgroups / get_split(s);
 }
 
+bool op_matvec_take_staged(const struct op_pool *pool, struct op_matmul_params *next,
+	uint32_t width, uint32_t *ret_order)
+{
+	if (!op_matvec_fits(pool, next) || !is_by_bytes(next) || next->want || next->gain ||
+		next->w[0].ne[0] != width)
+		return false;
+	next->is_staged = true;
+	*ret_order = op_matvec_format_find(next->w[0].dtype)->order;
+	return true;
+}
+
 /* Outputs of a workgroup in one go. */
 static uint32_t count_outputs(const struct op_matmul_params *p, const struct op_matvec_shape *s)
 {

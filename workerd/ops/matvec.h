@@ -61,6 +61,14 @@ bool op_matvec_chain(
 	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next);
 
 /*
+ * The same where y is made by an op that is no product, of rows of that width: true where next
+ * reads bytes that its predecessor is to leave in next->staging, in ret_order, without a norm's
+ * gain.
+ */
+bool op_matvec_take_staged(const struct op_pool *pool, struct op_matmul_params *next,
+	uint32_t width, uint32_t *ret_order);
+
+/*
  * Is it worth it to chain p to the next? Where workgroups have to be so big for it that it costs
  * more than the dispatch that it spares, it is not: SWIGLU on an H200, 38 us against 27 + 4.
  */
