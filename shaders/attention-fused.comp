@@ -27,6 +27,7 @@ layout(constant_id = ABI_ATTENTION_SPEC_ROT) const uint N_ROT = 0;
 layout(constant_id = ABI_ATTENTION_SPEC_CAP) const uint CAP = 0;
 layout(constant_id = ABI_ATTENTION_SPEC_NEXT) const uint NEXT = 0;
 
+#define ATTENTION_BLOCKS_FIRST
 #include "attention.glsl"
 #include "attention-split.glsl"
 #include "quant.glsl"
@@ -223,11 +224,23 @@ void put_new(uvec2 page, uint head, uint position, bool is_writer)
 	}
 }
 
-/* Of the block from j0 on the lane that has the row's own position takes its key and value. */
-void take_new(uint j0, uint position)
+/*
+ * Of the block from j0 on the lane that has the row's own position takes its key and value; where
+ * none of the block was loaded, the others have zeros.
+ */
+void take_new(uint j0, uint first, uint position)
 {
+	bool has_none = !has_keys(j0, first, position);
+
 	[[unroll]] for (int b = 0; b < UNROLL; b++)
 	{
+		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
+		{
+			if (has_none)
+				keys_raw[b][w] = values_raw[b][w] = uvec4(0);
+			if (has_none)
+				key_scales[b][w] = value_scales[b][w] = 0.0;
+		}
 		if (j0 + b * KEYS + group() != position)
 			continue;
 		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
@@ -273,7 +286,7 @@ void stage_heads(uint row, uint h0)
 /* A part of a row; all invocations. */
 void add_place(place at)
 {
-	uint h0 = gl_WorkGroupID.y * HEADS, n_group = push.n_head / push.n_head_kv;
+	uint h0 = block_id() * HEADS, n_group = push.n_head / push.n_head_kv;
 	uint head = h0 / n_group, job = gl_SubgroupID;
 	uint n_x_bytes = 4 * HEAD_DIM * (push.n_head + 2 * push.n_head_kv);
 	uvec2 x_row = address_at(push.qkv, at.unit, n_x_bytes);
@@ -304,7 +317,7 @@ void add_place(place at)
 	bool has_block = w.j < w.j_end;
 	while (has_block) {
 		if (w.j <= last && last < w.j + BLOCK)
-			take_new(w.j, last);
+			take_new(w.j, first, last);
 		add_block(w.j, first, last);
 		has_block = continue_walk(w);
 	}
@@ -320,7 +333,7 @@ void main()
 	uint n_units = IS_ONE ? 1 : Words(push.m).at[0];
 	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
 
-	for (uint x = gl_WorkGroupID.x; x < n_units * n_most; x += gl_NumWorkGroups.x) {
+	for (uint x = first_place(); x < n_units * n_most; x += n_first_places()) {
 		barrier(); /* what is shared is free again */
 		add_place(find_place(x, n_units, n_most));
 	}

@@ -7,14 +7,15 @@
  * rows of a step, but not for a row beside others.
  *
  * Shapes: as attention.comp.
- * Grid: x: any, best so many as there are places (see find_place), workgroups of SPLITS subgroups;
- * y: n_head / HEADS. With LIST a span of it is one row.
+ * Grid: x: n_head / HEADS workgroups of SPLITS subgroups; y: any, best so many as there are places
+ * (see find_place). With LIST a span of it is one row.
  * Bindings: none; addresses in struct abi_attention. What has no place or part leaves at once.
  *
  * LANES lanes share a key, each with 16 bytes of it at a time; a subgroup has UNROLL keys a lane in
  * flight, and their values. Page table entries, which are in host memory, are read by the lanes for
  * many pages at once.
  */
+#define ATTENTION_BLOCKS_FIRST
 #include "attention.glsl"
 #include "attention-split.glsl"
 
@@ -50,7 +51,7 @@ void put_y(uint row, uint h0, uint i, vec2 y)
 /* A part of a row; all invocations. */
 void add_place(place at)
 {
-	uint h0 = gl_WorkGroupID.y * HEADS;
+	uint h0 = block_id() * HEADS;
 	abi_span span = abi_span(at.unit, 1, 0, 0);
 
 	if (HAS_LIST) {
@@ -85,7 +86,7 @@ void main()
 	uint n_units = HAS_LIST ? Spans(push.list).n : Words(push.m).at[0];
 	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
 
-	for (uint x = gl_WorkGroupID.x; x < n_units * n_most; x += gl_NumWorkGroups.x) {
+	for (uint x = first_place(); x < n_units * n_most; x += n_first_places()) {
 		barrier(); /* what is shared is free again */
 		add_place(find_place(x, n_units, n_most));
 	}

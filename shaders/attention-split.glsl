@@ -101,9 +101,21 @@ uvec4 values_raw[UNROLL][LANE_VECS];
 float key_scales[UNROLL][LANE_VECS];
 float value_scales[UNROLL][LANE_VECS];
 
+/* The first key of [first, ...) in the page of j0. */
+uint first_of_page(uint j0, uint first)
+{
+	return max(first, j0 - j0 % ABI_KV_PAGE_TOKENS);
+}
+
+/* Are there any of [first, end) in the page of j0? */
+bool has_keys(uint j0, uint first, uint end)
+{
+	return first_of_page(j0, first) < end;
+}
+
 /*
  * Starts the loads of the keys from j0 on, of those in [first, end) of the page; a lane that has
- * none of them loads another's, or nothing where there are none.
+ * none of them loads another's. Where there are none at all, nothing is loaded.
  */
 void fetch_block(uvec2 page, uint head, uint j0, uint first, uint end)
 {
@@ -111,17 +123,9 @@ void fetch_block(uvec2 page, uint head, uint j0, uint first, uint end)
 	Quads keys = Quads(keys_at), values = Quads(values_at);
 	Halves keys_scales = Halves(kv_scales_at(keys_at, push.n_head_kv, HEAD_DIM));
 	Halves values_scales = Halves(kv_scales_at(values_at, push.n_head_kv, HEAD_DIM));
-	uint low = max(first, j0 - j0 % ABI_KV_PAGE_TOKENS);
+	uint low = first_of_page(j0, first);
 
-	[[unroll]] for (int b = 0; b < UNROLL; b++)
-	{
-		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
-		{
-			keys_raw[b][w] = values_raw[b][w] = uvec4(0);
-			key_scales[b][w] = value_scales[b][w] = 0.0;
-		}
-	}
-	if (end <= low)
+	if (low >= end)
 		return;
 	[[unroll]] for (int b = 0; b < UNROLL; b++)
 	{

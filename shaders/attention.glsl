@@ -89,9 +89,39 @@ uvec2 values_of(uvec2 page, uint dim)
 }
 
 /*
+ * The grid is places by blocks of heads: x and y of it, or with ATTENTION_BLOCKS_FIRST y and x.
+ * Workgroups begin in the order of x first: so all blocks' first places begin before the others,
+ * of which most have nothing to do where keys are few.
+ */
+#if defined(ATTENTION_BLOCKS_FIRST)
+#define ATTENTION_GRID(id) (id).yx
+#else
+#define ATTENTION_GRID(id) (id).xy
+#endif
+
+uint first_place()
+{
+	return ATTENTION_GRID(gl_WorkGroupID).x;
+}
+
+uint n_first_places()
+{
+	return ATTENTION_GRID(gl_NumWorkGroups).x;
+}
+
+uint block_id()
+{
+	return ATTENTION_GRID(gl_WorkGroupID).y;
+}
+
+uint n_blocks()
+{
+	return ATTENTION_GRID(gl_NumWorkGroups).y;
+}
+
+/*
  * Of n_units rows or tiles each has so many parts at most, the fewer the more there are. Place x is
- * one part of one of them, the last unit first: in a prompt that has most keys. Workgroup x of the
- * grid has place x, y is a block of heads.
+ * one part of one of them, the last unit first: in a prompt that has most keys.
  */
 struct place {
 	uint unit;
@@ -101,7 +131,7 @@ struct place {
 
 uint count_most(uint n_units, uint n_slots)
 {
-	return clamp(n_slots / max(n_units * gl_NumWorkGroups.y, 1), 1, push.n_parts);
+	return clamp(n_slots / max(n_units * n_blocks(), 1), 1, push.n_parts);
 }
 
 /*
@@ -118,7 +148,7 @@ place find_place(uint x, uint n_units, uint n_most)
 /* The number of a place's sums: counters and slots have it. */
 uint unit_block(place at)
 {
-	return at.unit * gl_NumWorkGroups.y + gl_WorkGroupID.y;
+	return at.unit * n_blocks() + block_id();
 }
 
 uint slot_of(place at, uint part)

@@ -211,7 +211,6 @@ static int make_memories(struct plan *p, struct err *ret_err)
 	uint64_t n_value_bytes = 0;
 	void *map = NULL;
 
-	p->may_spread = may_spread(p);
 	kv_get_table(p->kv, &table);
 	p->params.n_table_bytes = table.n_bytes;
 	plan_layout_get_attention(g, p->d, &p->params, &needs);
@@ -422,6 +421,7 @@ static int measure(struct plan *p, struct err *ret_err)
 	if (r)
 		return r;
 	r = kv_reserve(p->kv, slot, n_max, ret_err);
+	l->is_spread = false; /* all are of one session */
 	for (uint32_t i = 0; i < n_max; i++)
 		l->rows[i] = (struct abi_row){
 			.token = i * SAMPLE_STRIDE % p->n_vocab, .position = i, .slot = slot};
@@ -780,15 +780,6 @@ int plan_wait(struct plan *p, struct err *ret_err)
 uint32_t plan_get_n_flight(const struct plan *p)
 {
 	return p->n_flight;
-}
-
-/* Several rows, each of another session. */
-static bool is_spread(const struct plan_row *rows, uint32_t n_rows)
-{
-	for (uint32_t i = 1; i < n_rows; i++)
-		if (rows[i].slot == rows[i - 1].slot)
-			return false;
-	return n_rows > 1;
 }
 
 int plan_step(struct plan *p, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,

@@ -12,6 +12,7 @@
 
 #include <math.h>
 
+#include "proto/util/clock.h"
 #include "shaders/abi.h"
 #include "tests/ref/ref-ops.h"
 #include "workerd/kv-layout.h"

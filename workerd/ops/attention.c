@@ -456,12 +456,10 @@ static struct op_pool_kernel get_split_kernel(
 	};
 }
 
-/* Subgroups along x, for workgroups of n_rows rows. */
-static uint32_t count_split_x(const struct split *s, uint32_t n_rows, uint32_t n_parts)
+/* Workgroups of each block of heads, for n_rows rows. */
+static uint32_t count_split_places(const struct split *s, uint32_t n_rows, uint32_t n_parts)
 {
-	uint32_t n_places = min_u32(ABI_ATTENTION_SLOTS / s->n_blocks, n_rows * n_parts);
-
-	return max_u32(n_rows, n_places) * s->n_subgroups;
+	return max_u32(n_rows, min_u32(ABI_ATTENTION_SLOTS / s->n_blocks, n_rows * n_parts));
 }
 
 static uint32_t get_part_keys(const struct op_attention_params *p)
@@ -486,8 +484,8 @@ static int record_split(struct op_pool *pool, struct vk_command *c,
 		get_split_kernel(p, &s, is_listed ? ABI_ATTENTION_FLAG_LIST : 0);
 	/* Listed rows are few, as a rule; workgroups take several where they are not. */
 	uint32_t n_rows = is_listed ? min_u32(p->n_rows, LISTED_ROWS) : p->n_rows;
-	return op_pool_dispatch(pool, c, &kernel, &push, count_split_x(&s, n_rows, push.n_parts),
-		s.n_blocks, ret_err);
+	return op_pool_dispatch(pool, c, &kernel, &push, s.n_blocks * s.n_subgroups,
+		count_split_places(&s, n_rows, push.n_parts), ret_err);
 }
 
 bool op_attention_takes_rope(const struct op_pool *pool, const struct op_attention_params *p)
@@ -557,8 +555,8 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 	kernel.spec[ABI_ATTENTION_SPEC_ROT - ABI_SPEC_KERNEL] = rope->n_rot;
 	kernel.spec[ABI_ATTENTION_SPEC_CAP - ABI_SPEC_KERNEL] = float_bits(p->cap);
 	kernel.spec[ABI_ATTENTION_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0;
-	return op_pool_dispatch(pool, c, &kernel, &push, count_split_x(&s, p->n_rows, push.n_parts),
-		s.n_blocks, ret_err);
+	return op_pool_dispatch(pool, c, &kernel, &push, s.n_blocks * s.n_subgroups,
+		count_split_places(&s, p->n_rows, push.n_parts), ret_err);
 }
 
 /* A software driver counts rounds: some for each quarter of a head and key of a tile. */
