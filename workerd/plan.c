@@ -154,17 +154,6 @@ static void note_scratch(struct plan *p, uint64_t n_value_bytes)
 		s->n_values, s->n_rows, s->peak_bytes, s->sum_bytes);
 }
 
-/* Are steps whose rows are each of another session recorded otherwise? */
-static bool may_spread(const struct plan *p)
-{
-	const struct op_attention_params attention = {.n_rows = 2,
-		.is_spread = true,
-		.is_exact = p->params.kernels == PLAN_KERNELS_EXACT,
-		.tune.kind = p->params.attention};
-
-	return op_attention_takes_rope(p->pool, &attention);
-}
-
 /* logits: the address of lane 0's; base: where io memory is mapped. */
 static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t logits,
 	const struct op_attention_needs *needs, uint8_t *base)
@@ -185,7 +174,6 @@ static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t lo
 			.best = (const struct abi_best *)(base + best),
 			.n_span_rows = p->params.n_rows,
 			.n_tile_rows = needs->n_tile_rows,
-			.may_spread = may_spread(p),
 			.best_address = vk_memory_get_address(p->io) + best,
 			.logits_address = logits + i * n_logit_bytes,
 		};
@@ -706,6 +694,7 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 	l->turn_ns = p->n_flight ? 0 : baton_begin(p->params.baton, n_want == n_rows);
 	l->start_ns = clock_now_ns();
 	l->ticket = 0;
+	l->may_spread = record_may_spread(&p->addresses, p->pool);
 	lane_write(l, rows, n_rows, want, n_want);
 	if (p->gather)
 		r = gather_fill(p->gather, l->rows, n_rows, ret_err);

@@ -205,6 +205,14 @@ static bool takes_rope(const struct recorder *r, uint32_t i)
 	return op_attention_takes_rope(r->pool, &p);
 }
 
+bool record_may_spread(const struct record_addresses *a, const struct op_pool *pool)
+{
+	const struct op_attention_params p = {
+		.n_rows = 2, .is_spread = true, .is_exact = a->is_exact, .tune.kind = a->attention};
+
+	return op_attention_takes_rope(pool, &p);
+}
+
 /* Lets op i, which is p, an attention with its rope, stage for the matmul behind it: ret_next. */
 static bool chain_attention(const struct recorder *r, uint32_t i, struct op_attention_params *p,
 	struct op_matmul_params *ret_next)

@@ -59,6 +59,9 @@ struct record_range {
 void record_get_matmul(const struct graph *g, const struct record_addresses *a,
 	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret);
 
+/* Are several rows that are each of another session recorded otherwise than others? */
+bool record_may_spread(const struct record_addresses *a, const struct op_pool *pool);
+
 /*
  * Begins c, records the range's ops for up to n_rows rows with the barriers between them, and ends
  * it; the host may read the logits when the head is done. Errors of the ops, with ret_err.

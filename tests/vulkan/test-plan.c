@@ -6,6 +6,8 @@
  *
  * test-plan [NAME [kv-q8_0]]    atlas-dense, what it is without one, or atlas-moe
  */
+#include <math.h>
+
 #include "proto/manifest.h"
 #include "shaders/abi.h"
 #include "tests/vulkan/model-on-device.h"
@@ -599,6 +601,90 @@ static void test_plan_refused(void **state)
 	check_plan_refused(&w, kv, &params, -EINVAL);
 }
 
+/* The next token of each of n slots, one row each; logits [n][n_vocab], the caller frees. */
+static float *decode(const uint32_t *slots, uint32_t n, uint32_t *positions)
+{
+	struct plan_row rows[N_SLOTS];
+	uint32_t want[N_SLOTS];
+	uint64_t n_bytes = sizeof(float) * n * n_vocab;
+	float *logits = malloc(n_bytes);
+
+	assert_non_null(logits);
+	for (uint32_t i = 0; i < n; i++) {
+		rows[i] = (struct plan_row){.token = tokens[(positions[i] + 11 * i) % N_TOKENS],
+			.position = positions[i],
+			.slot = slots[i]};
+		positions[i]++;
+		want[i] = i;
+	}
+	memcpy(logits, step(rows, n, want, n), n_bytes);
+	return logits;
+}
+
+enum { N_DECODE = 5 };
+
+/*
+ * Prompts of three sessions with fast kernels and this attention, then tokens of all three at once
+ * and of one alone. Returns the dispatches of one row.
+ */
+static uint32_t run_fast(enum op_attention_kind attention, float *ret_logits[2 * N_DECODE])
+{
+	static const uint32_t n_prompt[N_SLOTS] = {30, 64, 5};
+	const struct plan_params params = {.n_rows = N_ROWS,
+		.n_logit_rows = N_LOGIT_ROWS,
+		.kernels = PLAN_KERNELS_FAST,
+		.attention = attention};
+	struct plan *exact = plan;
+	uint32_t slots[N_SLOTS], positions[N_SLOTS];
+	struct err e = ERR_NULL;
+
+	on_device_check(plan_new(device, model.weights, kv, &params, &e, &plan), &e, "plan");
+	is_poisoned = true;
+	poison = 0x7fc00000;
+	for (uint32_t i = 0; i < N_SLOTS; i++) {
+		struct plan_row rows[N_ROWS];
+
+		slots[i] = open_slot(n_prompt[i] + 2 * N_DECODE);
+		positions[i] = n_prompt[i];
+		for (uint32_t j = 0; j < n_prompt[i]; j++)
+			rows[j] = (struct plan_row){
+				.token = tokens[j], .position = j, .slot = slots[i]};
+		assert_null(step(rows, n_prompt[i], NULL, 0));
+	}
+	for (uint32_t i = 0; i < N_DECODE; i++)
+		ret_logits[i] = decode(slots, N_SLOTS, positions);
+	for (uint32_t i = 0; i < N_DECODE; i++)
+		ret_logits[N_DECODE + i] = decode(slots, 1, positions);
+	for (uint32_t i = 0; i < N_SLOTS; i++)
+		kv_close(kv, slots[i]);
+	uint32_t n = plan_get_n_dispatches(plan);
+	is_poisoned = false;
+	plan_free(plan);
+	plan = exact;
+	return n;
+}
+
+/* Attention that does the rope before it and the bytes behind it: the same in fewer dispatches. */
+static void test_fused_attention(void **state)
+{
+	float *apart[2 * N_DECODE], *fused[2 * N_DECODE], worst = 0.0f;
+	const uint32_t n_layers = model.weights->manifest->hparams->n_layers;
+	uint32_t n_apart = run_fast(OP_ATTENTION_SPLIT, apart);
+	uint32_t n_fused = run_fast(OP_ATTENTION_FUSED, fused);
+
+	(void)state;
+	assert_int_equal(n_fused, n_apart - 2 * n_layers);
+	for (uint32_t i = 0; i < 2 * N_DECODE; i++) {
+		uint32_t n = n_vocab * (i < N_DECODE ? N_SLOTS : 1);
+		for (uint32_t j = 0; j < n; j++)
+			worst = fmaxf(worst, fabsf(fused[i][j] - apart[i][j]));
+		free(apart[i]);
+		free(fused[i]);
+	}
+	print_message("# logits differ by %.2g at most\n", (double)worst);
+	assert_true(worst < 0.25f);
+}
+
 /*
  * 6 a layer: q k v, rope and KV, attention, output, gate and up, down; with experts the router too;
  * embedding, head and, in two, its best logits.
@@ -627,6 +713,7 @@ int main(int argc, char **argv)
 		CASE(test_step_refused),
 		CASE(test_plan_refused),
 		CASE(test_dispatches),
+		CASE(test_fused_attention),
 	};
 
 	if (!getenv("WEIGHTD_TEST_DATA"))
