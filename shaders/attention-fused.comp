@@ -12,7 +12,8 @@
  *
  * Shapes: qkv [m][(n_head + 2 n_head_kv) head_dim] f32, which stays; y [m][n_head head_dim] f32;
  * pages as in workerd/kv-layout.h.
- * Grid: as attention-split.comp. Bindings: none; addresses in struct abi_attention_fused.
+ * Grid: as attention-split.comp, not less than there are places. Bindings: none; addresses in
+ * struct abi_attention_fused.
  *
  * What is loaded waits for memory four times, one after the other: the row, its entries of the page
  * table, keys and values, and where there are parts, their sums. So all that can be is loaded
@@ -34,6 +35,7 @@ layout(constant_id = ABI_ATTENTION_SPEC_NEXT) const uint NEXT = 0;
 #include "rope.glsl"
 
 const bool IS_ONE = (FLAGS & ABI_ATTENTION_FLAG_ONE) != 0;
+const bool AHEAD = (FLAGS & ABI_ATTENTION_FLAG_AHEAD) != 0;
 const bool IS_INTERLEAVED = (FLAGS & ABI_ATTENTION_FLAG_NEIGHBOURS) != 0;
 
 layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer QuadsOut
@@ -237,18 +239,18 @@ void take_new(uint j0, uint first, uint position)
 		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
 		{
 			if (has_none)
-				keys_raw[b][w] = values_raw[b][w] = uvec4(0);
+				keys_held[b][w] = values_held[b][w] = uvec4(0);
 			if (has_none)
-				key_scales[b][w] = value_scales[b][w] = 0.0;
+				key_scales_held[b][w] = value_scales_held[b][w] = 0.0;
 		}
 		if (j0 + b * KEYS + group() != position)
 			continue;
 		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
 		{
-			keys_raw[b][w] = new_quads[vec_in(w)];
-			values_raw[b][w] = new_quads[N_VECS + vec_in(w)];
-			key_scales[b][w] = new_scales[vec_in(w)];
-			value_scales[b][w] = new_scales[N_VECS + vec_in(w)];
+			keys_held[b][w] = new_quads[vec_in(w)];
+			values_held[b][w] = new_quads[N_VECS + vec_in(w)];
+			key_scales_held[b][w] = new_scales[vec_in(w)];
+			value_scales_held[b][w] = new_scales[N_VECS + vec_in(w)];
 		}
 	}
 }
@@ -303,6 +305,9 @@ void add_place(place at)
 	while (job < n_jobs) {
 		put_head(job, last);
 		job += SPLITS;
+		/* Not where there is no second: code has to be loaded, too. */
+		if (SPLITS >= N_JOBS)
+			break;
 		if (job < n_jobs)
 			load_head(x_row, h0, job);
 	}
@@ -316,10 +321,15 @@ void add_place(place at)
 	clear_sums();
 	bool has_block = w.j < w.j_end;
 	while (has_block) {
-		if (w.j <= last && last < w.j + BLOCK)
-			take_new(w.j, first, last);
-		add_block(w.j, first, last);
-		has_block = continue_walk(w);
+		uint j = w.j;
+		hold_block();
+		if (AHEAD)
+			has_block = continue_walk(w);
+		if (j <= last && last < j + BLOCK)
+			take_new(j, first, last);
+		add_block(j, first, last);
+		if (!AHEAD)
+			has_block = continue_walk(w);
 	}
 	add_groups();
 	share();
@@ -333,8 +343,7 @@ void main()
 	uint n_units = IS_ONE ? 1 : Words(push.m).at[0];
 	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
 
-	for (uint x = first_place(); x < n_units * n_most; x += n_first_places()) {
-		barrier(); /* what is shared is free again */
-		add_place(find_place(x, n_units, n_most));
-	}
+	/* Each has a workgroup. */
+	if (first_place() < n_units * n_most)
+		add_place(find_place(first_place(), n_units, n_most));
 }

@@ -72,6 +72,7 @@ void add_place(place at)
 	clear_sums();
 	bool has_block = w.j < w.j_end;
 	while (has_block) {
+		hold_block();
 		add_block(w.j, first, last);
 		has_block = continue_walk(w);
 	}

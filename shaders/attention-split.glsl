@@ -101,6 +101,26 @@ uvec4 values_raw[UNROLL][LANE_VECS];
 float key_scales[UNROLL][LANE_VECS];
 float value_scales[UNROLL][LANE_VECS];
 
+/* Those that are computed with, while with AHEAD the next ones are loaded. */
+uvec4 keys_held[UNROLL][LANE_VECS];
+uvec4 values_held[UNROLL][LANE_VECS];
+float key_scales_held[UNROLL][LANE_VECS];
+float value_scales_held[UNROLL][LANE_VECS];
+
+void hold_block()
+{
+	[[unroll]] for (int b = 0; b < UNROLL; b++)
+	{
+		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
+		{
+			keys_held[b][w] = keys_raw[b][w];
+			values_held[b][w] = values_raw[b][w];
+			key_scales_held[b][w] = key_scales[b][w];
+			value_scales_held[b][w] = value_scales[b][w];
+		}
+	}
+}
+
 /* The first key of [first, ...) in the page of j0. */
 uint first_of_page(uint j0, uint first)
 {
@@ -141,7 +161,7 @@ void fetch_block(uvec2 page, uint head, uint j0, uint first, uint end)
 	}
 }
 
-/* Adds what was fetched, as far as it is in [first, last]; a lane that has none of them adds weight
+/* Adds what is held, as far as it is in [first, last]; a lane that has none of them adds weight
    to LOWEST, which the others' takes nothing of. */
 void add_block(uint j0, uint first, uint last)
 {
@@ -154,13 +174,13 @@ void add_block(uint j0, uint first, uint last)
 		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
 		{
 			float x[VEC];
-			unpack(keys_raw[b][w], w, x);
+			unpack(keys_held[b][w], w, x);
 			[[unroll]] for (int h = 0; h < HEADS; h++)
 			{
 				float dot = 0.0;
 				[[unroll]] for (int e = 0; e < VEC; e++) dot =
 					fma(q[h][w * VEC + e], x[e], dot);
-				p[h][b] = fma(key_scales[b][w], dot, p[h][b]);
+				p[h][b] = fma(key_scales_held[b][w], dot, p[h][b]);
 			}
 		}
 		[[unroll]] for (int h = 0; h < HEADS; h++)
@@ -177,10 +197,10 @@ void add_block(uint j0, uint first, uint last)
 		[[unroll]] for (int w = 0; w < LANE_VECS; w++)
 		{
 			float x[VEC];
-			unpack(values_raw[b][w], w, x);
+			unpack(values_held[b][w], w, x);
 			[[unroll]] for (int h = 0; h < HEADS; h++)
 			{
-				float n = p[h][b] * value_scales[b][w];
+				float n = p[h][b] * value_scales_held[b][w];
 				[[unroll]] for (int e = 0; e < VEC; e++) sums[h][w * VEC + e] =
 					fma(n, x[e], sums[h][w * VEC + e]);
 			}

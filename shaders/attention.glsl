@@ -192,20 +192,24 @@ shared bool is_last;
 
 /*
  * All invocations: the slot's sums are written. True in all of them when those of all n parts are,
- * which is so in one workgroup; the counter is 0 again then.
+ * which is so in one workgroup; the counter is 0 again then. The first invocation speaks for the
+ * others to the other workgroups: what they wrote before the barrier is behind its release, and
+ * what they read behind the next one before its acquire.
  */
 bool is_last_part(uint counter, uint n)
 {
-	memoryBarrierBuffer();
+	groupMemoryBarrier();
 	barrier();
 	if (gl_LocalInvocationIndex == 0) {
 		Counters counters = Counters(push.counters);
+		memoryBarrierBuffer();
 		is_last = atomicAdd(counters.at[counter], 1) == n - 1;
 		if (is_last)
 			atomicExchange(counters.at[counter], 0);
+		memoryBarrierBuffer();
 	}
+	groupMemoryBarrier();
 	barrier();
-	memoryBarrierBuffer();
 	return is_last;
 }
 

@@ -36,6 +36,8 @@ enum {
 	N_CHECKS = 3,
 	N_CHUNK_BYTES = 16 << 20, /* of random keys, repeated */
 	N_COLD_BYTES = 192 << 20, /* more than a cache holds */
+	N_EVICT_BYTES = 96 << 20,
+	N_COLD = 24,
 };
 
 enum way { ALONE, WITH_ROPE };
@@ -130,7 +132,8 @@ struct bench {
 	uint8_t *map;
 	struct vk_memory *near; /* what io has before the queries */
 	struct vk_memory *staging;
-	uint64_t turns; /* address */
+	struct vk_memory *cold; /* NULL: of a software driver */
+	uint64_t turns;         /* address */
 	struct vk_memory *qkv;
 	struct vk_memory *y;
 	struct vk_memory *partials;
@@ -465,8 +468,59 @@ static int record(struct bench *b, struct vk_command *c, const struct op_attenti
 						     p.n_rows, ABI_QUANT_ORDER_PLAIN, ret_err);
 }
 
+/* Reads what no kernel wants, so that nothing that one wants is in a cache. */
+static void record_eviction(struct bench *b, struct vk_command *c)
+{
+	enum { N_SUBGROUPS = 8, UNIT_BYTES = 16, LANE_UNITS = 16 };
+	const struct op_pool_kernel kernel = {
+		.id = KERNELS_MEMORY_READ, .n_subgroups = N_SUBGROUPS};
+	const struct abi_memory push = {.src = vk_memory_get_address(b->cold),
+		.dst = vk_memory_get_address(b->cold),
+		.n = N_EVICT_BYTES / UNIT_BYTES};
+	struct err e = ERR_NULL;
+
+	on_device_check(op_pool_dispatch(b->pool, c, &kernel, &push,
+				push.n / LANE_UNITS / op_pool_get_subgroup_size(b->pool), 1, &e),
+		&e, "evict");
+	vk_command_barrier(c);
+}
+
+/* Microseconds of the variant when nothing, its code neither, is in a cache; with timestamps. */
+static double time_cold(struct bench *b, const struct op_attention_params *params, enum way way)
+{
+	struct vk_command *c = on_device_command(b->d, 2 * N_COLD);
+	uint64_t stamps[2 * N_COLD];
+	struct op_attention_params p = *params;
+	double best = 1e30;
+	struct err e = ERR_NULL;
+
+	vk_command_begin(c);
+	for (uint32_t i = 0; i < N_COLD; i++) {
+		p.layer = i % b->n_layers;
+		record_eviction(b, c);
+		vk_command_stamp(c, 2 * i);
+		on_device_check(record(b, c, &p, way, false, &e), &e, "record");
+		vk_command_stamp(c, 2 * i + 1);
+	}
+	on_device_check(vk_command_end(c, &e), &e, "end");
+	uint64_t end_ns = clock_now_ns() + BUSY_NS;
+	while (clock_now_ns() < end_ns) {
+		uint64_t ticket = 0;
+		double ns = 0.0;
+		on_device_check(vk_submit(b->d, &c, 1, &e, &ticket), &e, "submit");
+		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
+		on_device_check(vk_command_get_stamps(c, stamps), &e, "stamps");
+		for (uint32_t i = 0; i < N_COLD; i++)
+			ns += (double)(stamps[2 * i + 1] - stamps[2 * i]);
+		best = ns < best ? ns : best;
+	}
+	vk_command_free(c);
+	return best * 1e-3 / N_COLD;
+}
+
 /* Microseconds of a dispatch behind another; < 0: there is no such kernel here. */
-static double time_variant(struct bench *b, const struct variant *v, enum way way, float *ret_error)
+static double time_variant(
+	struct bench *b, const struct variant *v, enum way way, float *ret_error, double *ret_cold)
 {
 	struct op_attention_params p = b->params;
 	uint32_t n = b->n_layers < MIN_DISPATCHES && !b->is_software ? MIN_DISPATCHES : b->n_layers;
@@ -499,6 +553,10 @@ static double time_variant(struct bench *b, const struct variant *v, enum way wa
 	}
 	if (!r)
 		*ret_error = find_error(b);
+	if (!r && b->cold && way == WITH_ROPE)
+		*ret_cold = time_cold(b, &p, way);
+	else if (!r)
+		*ret_cold = 0.0;
 	else if (r != -ENOTSUP)
 		fail_msg("%s: %d %s", v->name, r, e.text);
 	vk_command_free(c);
@@ -510,13 +568,15 @@ static void print_variant(
 	struct bench *b, const struct variant *v, enum way way, double n_bytes, double n_flops)
 {
 	float error = 0.0f;
-	double us = time_variant(b, v, way, &error);
+	double cold = 0.0, us = time_variant(b, v, way, &error, &cold);
 
 	if (us < 0) {
 		printf("  %-22s not here\n", v->name);
 		return;
 	}
 	printf("  %-22s %10.1f us", v->name, us);
+	if (cold > 0)
+		printf(", cold %6.1f us", cold);
 	if (n_bytes > 0)
 		printf(" %8.1f GB/s", n_bytes / us * 1e-3);
 	if (n_flops > 0)
@@ -578,6 +638,8 @@ int main(int argc, char **argv)
 	on_device_check(op_pool_new(b.d, &e, &b.pool), &e, "pool");
 	on_device_check(warm_new(b.d, &e, &b.warm), &e, "warm");
 	printf("%s, %s\n", info->name, info->driver);
+	if (!b.is_software)
+		b.cold = on_device_memory(b.d, VK_MEMORY_SCRATCH, N_EVICT_BYTES, false);
 	for (int type = 0; type < KV_LAYOUT_N_TYPES; type++) {
 		b.type = (enum kv_layout_type)type;
 		assert_int_equal(kv_layout_get(b.type, N_HEAD_KV, HEAD_DIM, &b.layout), 0);
@@ -597,6 +659,7 @@ int main(int argc, char **argv)
 		vk_memory_free(b.chunk_io);
 	}
 	warm_free(b.warm);
+	vk_memory_free(b.cold);
 	op_pool_free(b.pool);
 	vk_device_free(b.d);
 	return is_wrong;

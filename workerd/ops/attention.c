@@ -27,13 +27,10 @@ enum {
 	/* Queries of a tile; of each head dimension its sums take a register of a lane and more. */
 	TILE_SUBGROUPS = 8,
 	TILE_ROUNDS = 160, /* of a software driver, of a tile of keys */
-	/* The same where a step has one row, for which there are cores enough. */
-	LONE_SPLITS = 8,
-	LONE_HEADS = 2,
 	/* What a part is worth: keys that a workgroup has in flight, or what a tile takes to begin.
 	 */
 	SPLIT_PART_KEYS = 128,
-	LONE_PART_KEYS = 64,
+	LONE_PART_KEYS = 32, /* of a step's only row: there are cores enough */
 	TILE_PART_KEYS = 512,
 	/* All of a device's cores have something to do: parts of the only row of a step. */
 	PART_GROUPS = 512,
@@ -213,8 +210,10 @@ static uint32_t choose_split_heads(const struct op_attention_params *p)
 {
 	if (p->tune.n_heads)
 		return p->tune.n_heads;
-	return find_divisor(
-		p->n_head / p->n_head_kv, p->head_dim > 128 || p->n_rows == 1 ? LONE_HEADS : 4);
+	/* The only row's keys are read again for each head, by cores that had nothing to do. */
+	if (p->n_rows == 1)
+		return 1;
+	return find_divisor(p->n_head / p->n_head_kv, p->head_dim <= 128 ? 4 : 2);
 }
 
 static uint64_t count_split_bytes(const struct op_attention_params *p)
@@ -412,9 +411,7 @@ static int choose_split(const struct op_pool *pool, const struct op_attention_pa
 	enum op_attention_kind kind = p->tune.kind;
 	struct split s = {.n_heads = choose_split_heads(p),
 		.n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16,
-		.n_subgroups = info->is_software ? 1
-			       : p->n_rows == 1  ? LONE_SPLITS
-						 : PART_SPLITS};
+		.n_subgroups = info->is_software ? 1 : PART_SPLITS};
 
 	s.n_blocks = p->n_head / s.n_heads;
 	s.n_unroll = p->tune.n_unroll ? p->tune.n_unroll : s.n_unroll;
@@ -547,7 +544,8 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 		.eps = rope->eps,
 	};
 	struct op_pool_kernel kernel = get_split_kernel(p, &s,
-		(p->n_rows == 1 ? ABI_ATTENTION_FLAG_ONE : 0) |
+		(p->tune.is_ahead ? ABI_ATTENTION_FLAG_AHEAD : 0) |
+			(p->n_rows == 1 ? ABI_ATTENTION_FLAG_ONE : 0) |
 			(rope->is_interleaved ? ABI_ATTENTION_FLAG_NEIGHBOURS : 0));
 	kernel.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_FUSED_Q8_0
 						 : KERNELS_ATTENTION_FUSED_F16;

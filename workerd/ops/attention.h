@@ -43,7 +43,7 @@ struct op_attention_tune {
 	uint32_t n_parts;   /* of a row or tile, at most */
 	uint32_t part_keys; /* at least, see abi_attention */
 	uint32_t n_keys;    /* of a tile, 32 or 64; MATRIX */
-	bool is_ahead;      /* the next tile's keys are read meanwhile; MATRIX */
+	bool is_ahead;      /* the next tile's keys are read meanwhile; MATRIX, FUSED */
 };
 
 struct op_attention_params {
