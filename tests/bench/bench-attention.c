@@ -38,6 +38,7 @@ enum {
 	N_COLD_BYTES = 192 << 20, /* more than a cache holds */
 	N_EVICT_BYTES = 96 << 20,
 	N_COLD = 24,
+	COLD_NS = 60 * 1000 * 1000,
 };
 
 enum way { ALONE, WITH_ROPE };
@@ -503,7 +504,7 @@ static double time_cold(struct bench *b, const struct op_attention_params *param
 		vk_command_stamp(c, 2 * i + 1);
 	}
 	on_device_check(vk_command_end(c, &e), &e, "end");
-	uint64_t end_ns = clock_now_ns() + BUSY_NS;
+	uint64_t end_ns = clock_now_ns() + COLD_NS;
 	while (clock_now_ns() < end_ns) {
 		uint64_t ticket = 0;
 		double ns = 0.0;
