@@ -50,17 +50,26 @@ float find_scale(int c, float eps)
 	return norm_scale(sum_lanes(v), push.k, eps);
 }
 
-/* The codes of x that quad q of the lane's unit is multiplied by. */
-uvec4 load_quad(int c, uint unit, int q, uint n_units)
+/* The codes of x that quad q of the lane's unit is multiplied by, as they lie. */
+uvec4 load_raw_quad(int c, uint unit, int q, uint n_units)
 {
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? 2 * (q % 2) + unit % 2 : q;
 
-	uvec4 v = UNITS > 0 ? x_quads[c * N_X_QUADS + place * n_units + from]
-			    : XQuads(x_rows[c]).at[place * n_units + from];
+	return UNITS > 0 ? x_quads[c * N_X_QUADS + place * n_units + from]
+			 : XQuads(x_rows[c]).at[place * n_units + from];
+}
+
+uvec4 turn_quad(uvec4 v, uint unit)
+{
 	if (!IS_TURNED)
 		return v;
 	return unit / 4 % 2 != 0 ? v >> 16 | v.yzwx << 16 : v.yzwx;
+}
+
+uvec4 load_quad(int c, uint unit, int q, uint n_units)
+{
+	return turn_quad(load_raw_quad(c, unit, q, n_units), unit);
 }
 
 /* Of 32 numbers of x, of a quad of them where it is spread. */
@@ -70,21 +79,32 @@ struct half_x {
 	int start; /* where a dot product begins for what all codes of W are too great by */
 };
 
-half_x load_half(int c, uint unit, int q, uint n_units)
+uvec2 load_raw_half(int c, uint unit, int q, uint n_units)
 {
 	uint from = IS_SPREAD ? (unit & ~1u) + q / 2 : unit;
 	uint place = IS_SPREAD ? q % 2 : q / 2;
-	uvec2 v = UNITS > 0 ? x_halves[c * N_X_HALVES + place * n_units + from]
-			    : Pairs(x_half_rows[c]).at[place * n_units + from];
+
+	return UNITS > 0 ? x_halves[c * N_X_HALVES + place * n_units + from]
+			 : Pairs(x_half_rows[c]).at[place * n_units + from];
+}
+
+half_x take_half(uvec2 v, uint unit)
+{
 	int low = bitfieldExtract(int(v.y), 0, 16), high = bitfieldExtract(int(v.y), 16, 16);
 	int sum = !IS_SPREAD ? low + high : unit % 2 == 0 ? low : high;
 
 	return half_x(uintBitsToFloat(v.x), float(sum), -BIAS * sum);
 }
 
+half_x load_half(int c, uint unit, int q, uint n_units)
+{
+	return take_half(load_raw_half(c, unit, q, n_units), unit);
+}
+
 /* x of column 0 of the lane's units, with HOLD, as load_quad() and load_half() say. */
 const int N_X_UNITS = HOLD > 0 ? HOLD : 1;
 uvec4 kept_quads[N_X_UNITS][4];
+uvec2 raw_halves[N_X_UNITS][4];
 half_x kept_halves[N_X_UNITS][4];
 
 /* Unit h of those that the lane keeps: the subgroups that share a tile have them in turn. */
@@ -93,18 +113,34 @@ uint kept_round(int h)
 	return gl_SubgroupID % SPLIT * HOLD + h;
 }
 
+/* Behind the row's end that of its last unit, for nobody. */
+uint kept_unit(int h)
+{
+	uint unit = kept_round(h) * SUBGROUP + lane();
+
+	return WHOLE != 0 ? unit : min(unit, push.k / 64 - 1);
+}
+
+/* Starts the loads of all that is kept; then takes it. */
+void fetch_x()
+{
+	[[unroll]] for (int h = 0; h < HOLD; h++) {
+		[[unroll]] for (int q = 0; q < 4; q++) {
+			kept_quads[h][q] = load_raw_quad(0, kept_unit(h), q, push.k / 64);
+			if (IS_SPREAD || q % 2 == 0)
+				raw_halves[h][q] =
+					load_raw_half(0, kept_unit(h), q, push.k / 64);
+		}
+	}
+}
+
 void keep_x()
 {
-	uint n_units = push.k / 64;
-
 	[[unroll]] for (int h = 0; h < HOLD; h++) {
-		uint unit = kept_round(h) * SUBGROUP + lane();
-		if (WHOLE == 0)
-			unit = min(unit, n_units - 1);
 		[[unroll]] for (int q = 0; q < 4; q++) {
-			kept_quads[h][q] = load_quad(0, unit, q, n_units);
+			kept_quads[h][q] = turn_quad(kept_quads[h][q], kept_unit(h));
 			if (IS_SPREAD || q % 2 == 0)
-				kept_halves[h][q] = load_half(0, unit, q, n_units);
+				kept_halves[h][q] = take_half(raw_halves[h][q], kept_unit(h));
 		}
 	}
 }

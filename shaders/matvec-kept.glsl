@@ -91,12 +91,18 @@ void compute_kept()
 	tile t;
 	bool has_tile = find_kept_tile(0, t);
 
-	if (has_tile) {
-		start_tile(t);
-		fetch_tile();
-	}
-	if (!find_x(i0, m))
+	/* With the row chosen by want it has to be known whether there is one. */
+	if (needs_m() && i0 >= Words(push.m).at[0])
 		return;
+	start_tile(t);
+	if (AHEAD == 2)
+		begin_column(i0);
+	fetch_tile();
+	if (AHEAD != 2)
+		begin_column(i0);
+	/* Which may lie in the host's memory: far, and not needed before the end. */
+	m = Words(push.m).at[0];
+	end_column(i0);
 	for (uint i = 0; has_tile; i++) {
 		has_next = find_kept_tile(i + 1, next_tile);
 		if (has_next)

@@ -38,7 +38,6 @@ bool needs_m()
 #include "matvec.glsl"
 #include "matvec-dtype.glsl"
 #include "matvec-dot.glsl"
-#include "matvec-kept.glsl"
 
 shared float x_squares[COLUMNS * N_SUBGROUPS];
 
@@ -60,43 +59,75 @@ vec4 load_word(uvec2 row, uint i)
 	return v;
 }
 
-/* Row i of x into the workgroup's memory as column c; the lane's squares. */
-float quant_row(uint i, int c)
+vec4 row_words[N_BATCH];
+vec4 gain_words[N_BATCH];
+
+/* Starts the loads of the lane's words of row i, a batch from this one on. */
+void fetch_words(uint i, uint first)
 {
-	uint n_words = push.k / 4, n_units = push.k / 64;
+	uint n_words = push.k / 4;
 	uint from = GATHER != 0 ? Words(push.want).at[i] : i;
 	uvec2 row = address_at(push.x, from, 4 * push.k);
+
+	[[unroll]] for (int b = 0; b < N_BATCH; b++) {
+		uint at = min(first + b * LOCAL_SIZE + lane(), n_words - 1);
+		row_words[b] = load_word(row, at);
+		if (NORM != 0)
+			gain_words[b] = load_word(push.gain, at);
+	}
+}
+
+/* What was loaded, into the workgroup's memory as column c; the lane's squares. */
+float quant_words(uint first, int c)
+{
+	uint n_words = push.k / 4, n_units = push.k / 64;
 	float squares = 0.0;
 
-	for (uint first = gl_SubgroupID * SUBGROUP; first < n_words;
-		first += N_BATCH * LOCAL_SIZE) {
-		vec4 v[N_BATCH], gain[N_BATCH];
-		[[unroll]] for (int b = 0; b < N_BATCH; b++) {
-			uint at = min(first + b * LOCAL_SIZE + lane(), n_words - 1);
-			v[b] = load_word(row, at);
-			gain[b] = NORM != 0 ? load_word(push.gain, at) : vec4(1.0);
+	[[unroll]] for (int b = 0; b < N_BATCH; b++) {
+		uint at = first + b * LOCAL_SIZE + lane();
+		bool is_in = at < n_words;
+		vec4 v = row_words[b];
+		if (NORM != 0) {
+			[[unroll]] for (int e = 0; e < 4; e++)
+				squares = is_in ? fma(v[e], v[e], squares) : squares;
+			v *= gain_words[b];
 		}
-		[[unroll]] for (int b = 0; b < N_BATCH; b++) {
-			uint at = first + b * LOCAL_SIZE + lane();
-			bool is_in = at < n_words;
-			if (NORM != 0 && is_in)
-				[[unroll]] for (int e = 0; e < 4; e++)
-					squares = fma(v[b][e], v[b][e], squares);
-			quant s = quant_word(NORM != 0 ? v[b] * gain[b] : v[b]);
-			if (is_in)
-				x_quads[c * N_X_QUADS + quad_of_word(at, n_units)][at % 4] = s.word;
-			if (is_in && at % 8 == 0)
-				x_halves[c * N_X_HALVES + half_of_word(at, n_units)] =
-					uvec2(floatBitsToUint(s.scale), s.sums);
-		}
+		quant s = quant_word(v);
+		if (is_in)
+			x_quads[c * N_X_QUADS + quad_of_word(at, n_units)][at % 4] = s.word;
+		if (is_in && at % 8 == 0)
+			x_halves[c * N_X_HALVES + half_of_word(at, n_units)] =
+				uvec2(floatBitsToUint(s.scale), s.sums);
 	}
 	return squares;
+}
+
+/* Row i of x into the workgroup's memory as column c; the lane's squares. The first loads are made. */
+float quant_row(uint i, int c)
+{
+	float squares = 0.0;
+
+	for (uint first = gl_SubgroupID * SUBGROUP; first < push.k / 4;
+		first += N_BATCH * LOCAL_SIZE) {
+		if (first >= LOCAL_SIZE)
+			fetch_words(i, first);
+		squares += quant_words(first, c);
+	}
+	return squares;
+}
+
+void fetch_row_words(uint i)
+{
+	fetch_words(i, gl_SubgroupID * SUBGROUP);
 }
 
 void quant_rows(uint i0, uint m)
 {
 	[[unroll]] for (int c = 0; c < COLUMNS; c++) {
-		float squares = quant_row(min(i0 + c, m - 1), c);
+		uint i = min(i0 + c, m - 1);
+		if (HOLD == 0)
+			fetch_row_words(i);
+		float squares = quant_row(i, c);
 		if (NORM == 0)
 			continue;
 		squares = sum_lanes(squares);
@@ -131,12 +162,33 @@ void find_columns(uint i0, uint m)
 		quant_rows(i0, m);
 	else
 		find_rows(i0, m);
-	keep_x();
 }
 
 void find_column(uint i0)
 {
 	find_columns(i0, i0 + 1);
+}
+
+/* What is kept of row i0, in two: its loads, and what waits for them. */
+void begin_column(uint i0)
+{
+	if (UNITS > 0) {
+		fetch_row_words(i0);
+		return;
+	}
+	find_row(0, address_at(push.staging, i0, ABI_QUANT_ROW_BYTES(push.k)));
+	fetch_x();
+}
+
+void end_column(uint i0)
+{
+	if (UNITS > 0) {
+		quant_rows(i0, i0 + 1);
+		fetch_x();
+	} else if (NORM != 0) {
+		x_scales[0] = find_scale(0, push.eps);
+	}
+	keep_x();
 }
 
 void begin_tile()
@@ -146,6 +198,8 @@ void begin_tile()
 void end_tile()
 {
 }
+
+#include "matvec-kept.glsl"
 
 void main()
 {

@@ -27,22 +27,24 @@ void hold_round();            /* what was loaded is what is summed now */
 void add_round(uint round);
 void end_tile();
 
+/* False: there is none, and ret is of nobody's rows. Without branches: what is loaded is not late. */
 bool find_tile(uint i, out tile ret)
 {
 	uint y_at = 0;
+	bool is_found = false;
 
-	[[unroll]] for (uint p = 0; p < ABI_MATMUL_MAX_PARTS; p++) {
-		if (IS_SWIGLU && p > 0)
-			break;
+	ret = tile(0, 0, 0);
+	[[unroll]] for (uint p = 0; p < (IS_SWIGLU ? 1 : ABI_MATMUL_MAX_PARTS); p++) {
 		uint n_tiles = (push.n[p] + TILE_OUT - 1) / TILE_OUT;
-		if (i < n_tiles) {
-			ret = tile(p, i * TILE_OUT, y_at + i * TILE_OUT);
-			return true;
-		}
+		bool is_here = !is_found && i < n_tiles;
+		ret.part = is_here ? p : ret.part;
+		ret.j = is_here ? i * TILE_OUT : ret.j;
+		ret.y_at = is_here ? y_at + i * TILE_OUT : ret.y_at;
+		is_found = is_found || is_here;
 		i -= n_tiles;
 		y_at += push.n[p];
 	}
-	return false;
+	return is_found;
 }
 
 /* Rows behind the matrix's last are the last one again: the loop has no branches, the store has. */

@@ -38,12 +38,13 @@ static const struct op_matmul_params product = {
 static const struct tuning_choice matvec = {.kind = TUNING_MATVEC,
 	.shape = {.n_rows = 4,
 		.n_columns = 1,
-		.n_unroll = 3,
+		.n_unroll = 1,
 		.n_subgroups = 16,
 		.n_groups = 777,
 		.is_ahead = true,
 		.source = OP_MATVEC_STAGED,
-		.n_hold = 3}};
+		.n_hold = 3,
+		.n_split = 8}};
 
 static const struct tuning_choice matrix = {.kind = TUNING_MATRIX,
 	.tile = {.bn = 256,
@@ -131,7 +132,7 @@ static void test_find(void **state)
 		expect_none(t, &others[i]);
 	/* The newest counts. */
 	struct tuning_choice other = matvec;
-	other.shape.n_hold = 0;
+	other.shape.n_hold = other.shape.n_split = 0;
 	assert_false(tuning_is_same(&other, &matvec));
 	set(t, 4, &other);
 	assert_int_equal(tuning_count(t), 2);
@@ -178,8 +179,8 @@ static void test_text(void **state)
 	expect(read, 512, &matrix);
 	tuning_describe_choice(&matvec, line);
 	assert_string_equal(line,
-		"matvec n_rows=4 n_columns=1 n_unroll=3 n_subgroups=16 n_groups=777 "
-		"is_ahead=1 source=2 n_hold=3");
+		"matvec n_rows=4 n_columns=1 n_unroll=1 n_subgroups=16 n_groups=777 "
+		"is_ahead=1 source=2 n_hold=3 n_split=8");
 	assert_non_null(strstr(text, line));
 	struct tuning_key key;
 	tuning_get_key(&product, &key);
@@ -201,8 +202,8 @@ static void test_text(void **state)
 /* Each is left out, and those before and behind it are not. */
 static void test_bad_lines(void **state)
 {
-	static const char good[] = KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0") "\n";
-	static const char moved[] = KEY SHAPE("2", "1", "n_hold=0 source=1 is_ahead=1") "\n";
+	static const char good[] = KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0") "\n";
+	static const char moved[] = KEY SHAPE("2", "1", "n_hold=0 n_split=0 source=1 is_ahead=1") "\n";
 	static const char *const bad[] = {
 		"",
 		"#",
@@ -211,22 +212,25 @@ static void test_bad_lines(void **state)
 		KEY "matvec",
 		KEY SHAPE("2", "1", "is_ahead=1"),
 		KEY SHAPE("2", "1", "is_ahead=1 source=1 is_ahead=1"),
-		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 new=1"),
-		KEY SHAPE("2", "1", "is_ahead=2 source=1 n_hold=0"),
-		KEY SHAPE("2", "1", "is_ahead=1 source=3 n_hold=0"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0 new=1"),
+		KEY SHAPE("2", "1", "is_ahead=2 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=3 n_hold=0 n_split=0"),
 		KEY SHAPE("2", "1", "is_ahead=1 source=1"),
-		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=5"),
-		KEY SHAPE("2", "2", "is_ahead=1 source=1 n_hold=3"),
-		KEY SHAPE("2", "1", "is_ahead=1 source=0 n_hold=1"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=1"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=2"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=1 n_split=3"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=1 n_split=64"),
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=5 n_split=0"),
+		KEY SHAPE("2", "2", "is_ahead=1 source=1 n_hold=3 n_split=0"),
 		KEY "matvec n_rows=2 n_columns=2 n_unroll=1 n_subgroups=4 n_groups=0 is_ahead=1 "
-		    "source=1 n_hold=1",
-		KEY SHAPE("3", "1", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("0", "1", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("2", "0", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("2", "5", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("-2", "1", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("4294967298", "1", "is_ahead=1 source=1 n_hold=0"),
-		KEY SHAPE("2", "1", "is_ahead=1  source=1 n_hold=0"),
+		    "source=1 n_hold=1 n_split=0",
+		KEY SHAPE("3", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("0", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("2", "0", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("2", "5", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("-2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("4294967298", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
+		KEY SHAPE("2", "1", "is_ahead=1  source=1 n_hold=0 n_split=0"),
 		KEY TILE("0", "0", "32"),
 		KEY TILE("65600", "64", "32"),
 		KEY TILE("96", "64", "32"),
@@ -234,9 +238,9 @@ static void test_bad_lines(void **state)
 		KEY TILE("128", "12", "32"),
 		KEY TILE("128", "64", "48"),
 		"parts=12:1,12:1,12:1,12:1 k=64 finish=0 has_norm=1 is_staged=0 has_next=0 "
-		"n_rows=4 : " SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0"),
+		"n_rows=4 : " SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
 		"parts=12:1024 k=4096 finish=0 has_norm=1 is_staged=0 n_rows=4 : " SHAPE(
-			"2", "1", "is_ahead=1 source=1 n_hold=0"),
+			"2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0"),
 	};
 	char text[TEXT_BYTES];
 

@@ -155,14 +155,15 @@ static void run_hold(struct op_arena *a, uint32_t dtype)
 					     : OP_MATMUL_STORE};
 		uint32_t n_split = s.cut.n_split ? s.cut.n_split : 1;
 		uint32_t n = 64 * op_pool_get_subgroup_size(a->pool) * s.cut.n_hold;
-		uint32_t n_least = n * (n_split - 1) / unit_of(dtype) + 1;
+		uint32_t n_less = n / s.cut.n_hold * (s.cut.n_hold - 1) * n_split;
+		uint32_t n_least = n * (n_split - 1) > n_less ? n * (n_split - 1) : n_less;
 
 		s.cut.n_columns = s.cut.n_unroll = 1;
 		if (!has_loose_subgroups(a))
 			s.cut.n_subgroups = n_split;
 		/* The last of those that share it may have less than the others. */
 		s.k = i == 4 ? n * n_split
-			     : unit_of(dtype) * op_arena_random(a, n_least,
+			     : unit_of(dtype) * op_arena_random(a, n_least / unit_of(dtype) + 1,
 							n * n_split / unit_of(dtype));
 		s.n[0] = op_arena_random(a, 8, 18) * 2 + 1;
 		s.n[1] = i % 2 == 0 ? s.n[0] : op_arena_random(a, 1, 20);

@@ -124,6 +124,7 @@ static void test_held(void **state)
 	op_arena_init(&a, ARENA_BYTES, seed);
 	struct matvec_shape s = shape;
 	s.cut.n_columns = 1;
+	s.cut.n_unroll = 1;
 	s.cut.n_hold = 2;
 	s.cut.n_groups = 3;
 	s.cut.n_subgroups = 1; /* as some software drivers have to have it */
@@ -133,10 +134,16 @@ static void test_held(void **state)
 	for (uint32_t n_hold = 1; n_hold <= OP_MATVEC_MAX_HOLD; n_hold++) {
 		struct op_matvec_shape other = s.cut;
 
-		other.n_unroll = 1;
 		other.n_hold = n_hold;
 		assert_int_equal(is_taken(&a, &site.p, &other), n_hold == 2);
 	}
+	run_tuned(&a, &s, &site);
+	/* Two that share it hold half. */
+	s.cut.n_subgroups = s.cut.n_split = 2;
+	assert_false(is_taken(&a, &site.p, &s.cut));
+	s.cut.n_hold = 1;
+	assert_true(is_taken(&a, &site.p, &s.cut));
+	matvec_site_init(&a, &s, &site);
 	run_tuned(&a, &s, &site);
 	op_arena_fini(&a);
 }

@@ -197,7 +197,8 @@ static bool can_hold(const struct op_pool *pool, const struct op_matmul_params *
 	if (s->n_hold == 0)
 		return get_split(s) == 1;
 	return is_by_bytes(p) && s->n_hold <= OP_MATVEC_MAX_HOLD && get_split(s) * n >= k &&
-	       (get_split(s) - 1) * n < k && s->n_subgroups % get_split(s) == 0 &&
+	       (get_split(s) - 1) * n < k && get_split(s) * (n - n / s->n_hold) < k &&
+	       s->n_subgroups % get_split(s) == 0 &&
 	       s->n_unroll == 1 && s->n_columns == 1 &&
 	       (s->source != OP_MATVEC_OWN || (p->x % 16 == 0 && p->gain % 16 == 0));
 }

@@ -37,8 +37,8 @@ struct op_matvec_shape {
 	bool is_ahead;     /* loads of the next round are under way before one is summed */
 	enum op_matvec_source source;
 	/*
-	 * x stays in registers: so many units of a lane, at most OP_MATVEC_MAX_HOLD; of one column,
-	 * n_unroll 1. 0: it is read for each tile.
+	 * x stays in registers: so many units of a lane, no more than it takes and at most
+	 * OP_MATVEC_MAX_HOLD; of one column, n_unroll 1. 0: it is read for each tile.
 	 */
 	uint32_t n_hold;
 	/*
