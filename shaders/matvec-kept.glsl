@@ -95,11 +95,8 @@ void compute_kept()
 	if (needs_m() && i0 >= Words(push.m).at[0])
 		return;
 	start_tile(t);
-	if (AHEAD == 2)
-		begin_column(i0);
 	fetch_tile();
-	if (AHEAD != 2)
-		begin_column(i0);
+	begin_column(i0);
 	/* Which may lie in the host's memory: far, and not needed before the end. */
 	m = Words(push.m).at[0];
 	end_column(i0);

@@ -43,7 +43,7 @@ shared float x_squares[COLUMNS * N_SUBGROUPS];
 
 /* Words of x that a lane loads before it makes any: those of one column that will be kept. */
 const uint N_LANE_WORDS = (16 * UNITS + LOCAL_SIZE - 1) / LOCAL_SIZE;
-const int N_BATCH = HOLD == 0 ? 1 : N_LANE_WORDS < 8 ? int(N_LANE_WORDS) : 8;
+const int N_BATCH = HOLD == 0 || UNITS == 0 ? 1 : N_LANE_WORDS < 8 ? int(N_LANE_WORDS) : 8;
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vecs { vec4 at[]; };
 

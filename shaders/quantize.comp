@@ -24,11 +24,16 @@ void main()
 	float squares = 0.0;
 
 	/* k is whole eights of lanes. */
-	if (row >= Words(push.m).at[0] || i >= push.k / 4)
+	if (i >= push.k / 4 || (GATHER != 0 && row >= Words(push.m).at[0]))
 		return;
 	uint from = GATHER != 0 ? Words(push.want).at[row] : row;
 	Floats x = Floats(address_at(push.x, from, 4 * push.k));
-	quant q = quant_word(read_word(x, Floats(push.gain), i, squares));
+	vec4 v = read_word(x, Floats(push.gain), i, squares);
+	/* Rows that are none have a place in x: no load waits for m, only the store does. */
+	uint m = Words(push.m).at[0];
+	quant q = quant_word(v);
+	if (row >= m)
+		return;
 	put_word(address_at(push.staging, row, ABI_QUANT_ROW_BYTES(push.k)), push.k, i, q, NORM != 0,
 		NORM != 0 ? sum_eight(squares) : 0.0);
 }

@@ -119,6 +119,20 @@ static const struct shape_row shapes[] = {
 		.n_split = 1,
 		.n_core = 16,
 		.is_ahead = true},
+	{.n_rows = 1,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true,
+		.is_own = true},
+	{.n_rows = 2,
+		.n_unroll = 1,
+		.n_subgroups = 16,
+		.n_split = 1,
+		.n_core = 16,
+		.is_ahead = true,
+		.is_own = true},
 };
 
 /* A software driver takes a tenth of a second to make each. */
@@ -402,13 +416,22 @@ static int duel(struct cuts *c, struct err *ret_err)
 	return 0;
 }
 
-/* For products of k whose x is kept. Where it does not go into registers, one that no op takes. */
+/*
+ * For products of k whose x is kept: where it is more than a subgroup has registers for, several
+ * share it. Where that does not go either, one that no op takes.
+ */
 static void hold(
 	const struct cuts *c, const struct shape_row *row, uint64_t k, struct op_matvec_shape *s)
 {
-	const uint32_t n_units = OP_MATVEC_FORMAT_UNIT * c->n_lanes;
+	const uint32_t n_numbers = OP_MATVEC_FORMAT_UNIT * c->n_lanes;
+	const uint32_t n_units = (uint32_t)((k + n_numbers - 1) / n_numbers);
 
-	s->n_hold = (uint32_t)((k + n_units - 1) / n_units);
+	s->n_hold = n_units <= 2 ? n_units : 1 + (n_units - 1) / OP_MATVEC_MAX_SPLIT;
+	s->n_split = (n_units + s->n_hold - 1) / s->n_hold;
+	if (s->n_subgroups > s->n_split)
+		s->n_subgroups -= s->n_subgroups % s->n_split;
+	else
+		s->n_subgroups = s->n_split;
 	s->n_groups = row->n_core * c->n_cores / row->n_subgroups;
 }
 

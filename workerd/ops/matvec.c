@@ -62,7 +62,7 @@ static uint32_t get_width(const struct op_matmul_params *p)
 
 bool op_matvec_wants_chain(const struct op_pool *pool, const struct op_matmul_params *p)
 {
-	return op_pool_is_software(pool) || p->finish == OP_MATMUL_ADD;
+	return op_pool_is_software(pool) || (p->finish == OP_MATMUL_ADD && p->n_rows > 1);
 }
 
 bool op_matvec_chain(
@@ -214,33 +214,60 @@ static bool fits_shape(const struct op_pool *pool, const struct op_matmul_params
 	       fits(pool, p, s);
 }
 
+/* Subgroups of a core that keep x: a driver leaves each lane the registers that it needs. */
+enum { N_CORE_SUBGROUPS = 16 };
+
+static bool has_one_format(const struct op_matmul_params *p)
+{
+	for (uint32_t i = 1; i < p->n_parts; i++)
+		if (p->w[i].dtype != p->w[0].dtype)
+			return false;
+	return true;
+}
+
 /*
- * Where there are tiles for many rounds of all subgroups that a GPU runs at once, these keep x and
- * take the tiles one after the other, 16 subgroups a core: a workgroup of as many makes a driver
- * give each lane no more registers than that leaves it. With fewer tiles some subgroups would take
- * one more than others, and that counts.
+ * One row of x stays in registers, of k that is more than two units a lane in those of several
+ * subgroups; all that a core has room for walk over the tiles. Measured on an H200: workgroups that
+ * each make the bytes of x for themselves cost 1 us of 4096 numbers, and a dispatch for it 4.
  */
-static void choose_hold(
+static void choose_kept(
 	const struct op_pool *pool, const struct op_matmul_params *p, struct op_matvec_shape *s)
 {
-	enum { N_CORE_SUBGROUPS = 16, MIN_TILES = 6, MANY_TILES = 10, MAX_CHOSEN = 2 };
-	struct op_matvec_shape held = *s;
+	enum {
+		MAX_CHOSEN_HOLD = 2,
+		MAX_CHOSEN_SPLIT = 16,
+		MAX_OWN_UNITS = 4,
+		FEW_TILES = 4,
+		STAGED_SUBGROUPS = 4
+	};
+	struct op_matvec_shape kept = *s;
 	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
-	uint32_t n_streams = op_pool_get_info(pool)->n_cores * N_CORE_SUBGROUPS;
-	uint32_t n_tiles = count_tiles(p, s, 0, p->n_parts);
+	uint32_t n_cores = op_pool_get_info(pool)->n_cores;
+	uint32_t n_numbers = OP_MATVEC_FORMAT_UNIT * n_lanes;
+	uint32_t n_units = (uint32_t)((p->w[0].ne[0] + n_numbers - 1) / n_numbers);
+	bool is_shared = n_units > MAX_CHOSEN_HOLD;
 
-	held.n_hold = (uint32_t)(p->w[0].ne[0] / OP_MATVEC_FORMAT_UNIT / n_lanes);
-	if (op_pool_is_software(pool) || p->next || n_streams == 0 || held.n_hold == 0 ||
-		held.n_hold > MAX_CHOSEN || !can_hold(pool, p, &held) ||
-		n_tiles < MIN_TILES * n_streams)
+	kept.n_hold = !is_shared ? n_units : 1 + (n_units - 1) / MAX_CHOSEN_SPLIT;
+	kept.n_split = (n_units + kept.n_hold - 1) / kept.n_hold;
+	if (op_pool_is_software(pool) || p->next || n_cores == 0 || p->n_rows > 1)
 		return;
-	held.n_subgroups = N_CORE_SUBGROUPS;
-	while (!fits(pool, p, &held) && held.n_subgroups > 1)
-		held.n_subgroups /= 2;
-	/* With very many tiles in several goes: who is done early takes more. */
-	n_streams *= n_tiles < 2 * MANY_TILES * n_streams ? 1 : n_tiles / (MANY_TILES * n_streams);
-	held.n_groups = n_streams / held.n_subgroups;
-	*s = held;
+	if (count_tiles(p, &kept, 0, p->n_parts) < FEW_TILES * n_cores &&
+		p->finish != OP_MATMUL_SWIGLU)
+		kept.n_rows = 1;
+	kept.n_subgroups = N_CORE_SUBGROUPS / kept.n_split * kept.n_split;
+	if (!p->is_staged && n_units <= MAX_OWN_UNITS && p->x % 16 == 0 && p->gain % 16 == 0)
+		kept.source = OP_MATVEC_OWN;
+	/* Smaller workgroups are done at more different times. */
+	if (kept.source == OP_MATVEC_STAGED && !is_shared)
+		kept.n_subgroups = STAGED_SUBGROUPS;
+	while (!fits_shape(pool, p, &kept) && kept.n_subgroups > kept.n_split)
+		kept.n_subgroups -= kept.n_split;
+	kept.n_groups = n_cores * (N_CORE_SUBGROUPS / kept.n_subgroups);
+	/* What has two formats is two dispatches at the same time, for which there is to be room. */
+	if (!has_one_format(p) && kept.n_subgroups == N_CORE_SUBGROUPS)
+		kept.n_subgroups /= 2;
+	if (fits_shape(pool, p, &kept))
+		*s = kept;
 }
 
 struct op_matvec_shape op_matvec_choose(
@@ -267,7 +294,7 @@ struct op_matvec_shape op_matvec_choose(
 	/* Wide subgroups, small workgroups and small shared memories. */
 	while (!fits(pool, p, &s) && s.n_subgroups > 1)
 		s.n_subgroups /= 2;
-	choose_hold(pool, p, &s);
+	choose_kept(pool, p, &s);
 	return s;
 }
 
