@@ -10,20 +10,19 @@
  *	+quant  with the dispatch that makes those bytes before each
  *	own     the fastest of those that make them themselves
  *	next    the fastest of those that make the bytes of their outputs for the next one too
- *	cached  the best again, on one copy
- *	m near  the best again, the number of rows in device memory instead of io memory
  *
  *	bench-matvec [--quick] [--default] [--one] [FORMAT | NxK]...
  *	bench-matvec --table [FORMAT]...
  *
- * WEIGHTD_TEST_DEVICE as for the tests. Rows of x are normalised, as most of a layer's are. --quick:
- * a small matrix and few cuts, the default on a software driver. --one: one row of x. --table: what a
- * plan would take for 4096 x 14336 and 1, 2, 4 and 8 rows of x, a line a format.
+ * WEIGHTD_TEST_DEVICE as for the tests. Rows of x are normalised, as most of a layer's are. Options:
+ * a small matrix and few cuts (the default on a software driver); only what a plan would take; one
+ * row of x; what a plan would take for 4096 x 14336 and 1, 2, 4 and 8 rows of x, a line a format.
  */
 #include <math.h>
 
 #include "proto/dtype.h"
 #include "proto/manifest.h"
+#include "tests/bench/matvec-cuts.h"
 #include "tests/ref/ref-blocks.h"
 #include "tests/vulkan/on-device.h"
 #include "workerd/ops/matmul.h"
@@ -59,43 +58,6 @@ static const struct matrix matrices[] = {
 };
 static const struct matrix small_matrices[] = {{192, 1024, false}, {384, 1024, true}};
 
-/* As struct op_matvec_shape, columns filled in; HOLD: as much as it takes. */
-enum { HOLD = 255 };
-struct variant {
-	struct op_matvec_shape cut;
-	bool has_next;
-};
-
-#define KEPT(rows, subgroups, groups, split, from, next)                                    \
-	{                                                                                    \
-		{rows, 0, 1, subgroups, groups, true, OP_MATVEC_##from, HOLD, split}, next \
-	}
-static const struct variant variants[] = {
-	KEPT(2, 14, 132, 7, STAGED, false),
-	KEPT(1, 16, 132, 1, STAGED, false),
-	KEPT(4, 14, 132, 7, STAGED, false),
-	KEPT(2, 16, 132, 1, STAGED, false),
-	KEPT(1, 14, 132, 7, STAGED, false),
-	KEPT(2, 8, 264, 1, STAGED, false),
-	KEPT(2, 21, 132, 7, STAGED, false),
-	KEPT(1, 4, 528, 1, STAGED, false),
-	KEPT(1, 28, 132, 7, STAGED, false),
-	KEPT(2, 4, 528, 1, STAGED, false),
-	KEPT(2, 14, 264, 7, STAGED, false),
-	KEPT(2, 12, 132, 1, STAGED, false),
-	KEPT(2, 14, 132, 7, OWN, false),
-	KEPT(1, 16, 132, 1, OWN, false),
-	KEPT(2, 8, 132, 1, STAGED, false),
-	KEPT(2, 16, 132, 1, OWN, false),
-	KEPT(2, 8, 132, 1, OWN, false),
-	KEPT(2, 16, 0, 1, STAGED, true),
-};
-static const struct variant small_variants[] = {
-	{{2, 0, 1, 1, 2, true, OP_MATVEC_STAGED, HOLD, 0}, false},
-	{{2, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
-	{{1, 0, 1, 1, 0, false, OP_MATVEC_STAGED, 0, 0}, false},
-};
-
 struct bench {
 	struct vk_device *d;
 	struct op_pool *pool;
@@ -104,7 +66,7 @@ struct bench {
 	bool is_table;   /* the default of one matrix and all formats, a line each */
 	bool is_warm;
 	uint32_t n_most; /* columns */
-	bool is_making; /* of pipelines; nothing is measured yet */
+	bool is_making;  /* of pipelines; nothing is measured yet */
 	struct vk_memory *weights, *scratch, *io;
 	uint8_t *map; /* of io */
 	struct vk_command *command;
@@ -127,8 +89,7 @@ enum {
 	NEXT_AT = STAGING_AT + N_STAGING_BYTES,
 	N_SCRATCH_BYTES = NEXT_AT + N_STAGING_BYTES,
 	/* In io; behind it one matrix. */
-	IO_M_AT = N_INPUT_BYTES,
-	IO_Y_AT = IO_M_AT + 256,
+	IO_Y_AT = N_INPUT_BYTES,
 	IO_W_AT = IO_Y_AT + N_Y_BYTES,
 	MAX_MATRIX_BYTES = 120 << 20,
 };
@@ -300,7 +261,6 @@ static bool is_right(const struct bench *b, const struct subject *s, uint32_t n_
 struct setting {
 	uint32_t n_columns;
 	uint32_t n_copies;
-	bool is_m_near;
 	bool has_next;
 };
 
@@ -314,7 +274,7 @@ static void get_params(struct bench *b, const struct subject *s, const struct se
 		.x = scratch + X_AT,
 		.y = scratch + Y_AT,
 		.gain = scratch + GAIN_AT,
-		.m = set->is_m_near ? scratch + M_AT : vk_memory_get_address(b->io) + IO_M_AT,
+		.m = scratch + M_AT,
 		.staging = scratch + STAGING_AT,
 		.n_staging_bytes = N_STAGING_BYTES,
 		.next = set->has_next ? scratch + NEXT_AT : 0,
@@ -346,7 +306,6 @@ static bool record(struct bench *b, const struct subject *s, const struct settin
 	struct op_matvec_shape first = *cut;
 
 	get_params(b, s, set, &p);
-	memcpy(b->map + IO_M_AT, &set->n_columns, 4);
 	memcpy(b->map + M_AT, &set->n_columns, 4);
 	memset(b->map + IO_Y_AT, 0xff, n_y);
 	vk_command_begin(b->command);
@@ -393,7 +352,6 @@ static bool measure(struct bench *b, const struct subject *s, const struct setti
 		on_device_check(vk_submit(b->d, &b->command, 1, &e, &ticket), &e, "submit");
 		on_device_check(vk_submit_wait(b->d, ticket, UINT64_MAX), &e, "wait");
 		on_device_check(vk_command_get_stamps(b->command, ns), &e, "stamps");
-		/* Only what is measured awake: one lucky round of a slow clock is none. */
 		ret->us = fmin(ret->us, (double)(ns[1] - ns[0]) * 1e-3 / N_DISPATCHES);
 	}
 	ret->is_right = is_right(b, s, set->n_columns);
@@ -407,8 +365,8 @@ static bool print_result(const struct subject *s, const struct setting *set,
 	       "hold %u split %u: %8.2f us %7.1f GB/s%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, set->n_columns, what, cut->n_rows,
 		cut->n_unroll, cut->n_subgroups, cut->n_groups, cut->is_ahead, cut->n_hold,
-		cut->n_split, r->us,
-		(double)s->n_bytes / r->us * 1e-3, r->is_right ? "" : " WRONG");
+		cut->n_split, r->us, (double)s->n_bytes / r->us * 1e-3,
+		r->is_right ? "" : " WRONG");
 	fflush(stdout);
 	return r->is_right;
 }
@@ -416,7 +374,7 @@ static bool print_result(const struct subject *s, const struct setting *set,
 struct best {
 	const struct subject *s;
 	struct op_matvec_shape cut;
-	struct result kernel, quant, own, next, cached, near;
+	struct result kernel, quant, own, next;
 };
 
 /* Is it worth it? Each pipeline takes a GPU's driver some 50 ms. */
@@ -431,7 +389,8 @@ static bool is_candidate(const struct subject *s, uint32_t n_columns, uint32_t n
 	if (cut->n_hold)
 		return s->dtype != DTYPE_F16 && n_columns == 1 &&
 		       cut->n_hold <= OP_MATVEC_MAX_HOLD &&
-		       (cut->n_split < 2 || s->m->k > (cut->n_split - 1) * cut->n_hold * 64 * n_lanes);
+		       (cut->n_split < 2 ||
+			       s->m->k > (cut->n_split - 1) * cut->n_hold * 64 * n_lanes);
 	if (cut->source == OP_MATVEC_OWN)
 		return s->dtype != DTYPE_F16 && s->m->k <= 8192 && n_columns <= 2;
 	if (has_next)
@@ -466,8 +425,11 @@ static bool run_variant(struct bench *b, const struct subject *s, const struct v
 		if (to == &best->kernel)
 			best->cut = cut;
 	}
-	return b->is_making ||
-	       print_result(s, set, &cut, is_own ? "own" : v->has_next ? "next" : "staged", &r);
+	return b->is_making || print_result(s, set, &cut,
+				       is_own        ? "own"
+				       : v->has_next ? "next"
+						     : "staged",
+				       &r);
 }
 
 /* What a plan would take. */
@@ -504,31 +466,22 @@ static bool run_case(
 	ret_line[0] = '\0';
 	if (b->is_default)
 		return is_ok;
-	for (size_t i = 0; i < n; i++) {
-		unsigned a_ = 0, n_ = 1;
-		if (getenv("MAKE")) sscanf(getenv("MAKE"), "%u/%u", &a_, &n_);
-		if (i % n_ == a_)
+	for (size_t i = 0; i < n; i++)
 		is_ok &= run_variant(b, s, &list[i], &set, &best);
-	}
-	if (b->is_making || getenv("BRIEF")) return is_ok;
 	struct op_matvec_shape cut = best.cut;
 	cut.source = OP_MATVEC_STAGE;
 	set.has_next = false;
 	is_ok &= measure(b, s, &set, &cut, &best.quant);
-	set.is_m_near = true;
-	is_ok &= measure(b, s, &set, &best.cut, &best.near);
-	set = (struct setting){.n_columns = n_columns, .n_copies = 1};
-	is_ok &= measure(b, s, &set, &best.cut, &best.cached);
-	is_ok &= best.quant.is_right && best.cached.is_right && best.near.is_right;
+	is_ok &= best.quant.is_right;
+	if (b->is_making)
+		return is_ok;
 	snprintf(ret_line, n_line,
 		"%-6s %5u x %-5u n %u: best %7.2f us %6.0f GB/s (rows %u unroll %u subgroups %u "
-		"groups %u ahead %d hold %u) +quant %.2f own %.2f next %.2f cached %.2f m near "
-		"%.2f%s\n",
+		"groups %u ahead %d hold %u split %u) +quant %.2f own %.2f next %.2f%s\n",
 		dtype_find(s->dtype)->name, s->m->n, s->m->k, n_columns, best.kernel.us,
 		(double)s->n_bytes / best.kernel.us * 1e-3, best.cut.n_rows, best.cut.n_unroll,
 		best.cut.n_subgroups, best.cut.n_groups, best.cut.is_ahead, best.cut.n_hold,
-		best.quant.us, best.own.us, best.next.us, best.cached.us, best.near.us,
-		is_ok ? "" : " WRONG");
+		best.cut.n_split, best.quant.us, best.own.us, best.next.us, is_ok ? "" : " WRONG");
 	return is_ok;
 }
 
@@ -569,7 +522,7 @@ static bool run_matrix(
 	if (b->is_table)
 		printf("%-6s", dtype_find(dtype)->name);
 	/* All pipelines first: while the processor makes them, the device falls asleep. */
-	for (int round = b->is_quick ? 1 : 0; round < (getenv("MAKE") ? 1 : 2); round++) {
+	for (int round = b->is_quick ? 1 : 0; round < 2; round++) {
 		b->is_making = round == 0;
 		for (uint32_t n = 1; n <= b->n_most; n *= 2) {
 			char *line = output->lines[output->n_lines];

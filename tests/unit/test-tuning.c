@@ -202,8 +202,10 @@ static void test_text(void **state)
 /* Each is left out, and those before and behind it are not. */
 static void test_bad_lines(void **state)
 {
-	static const char good[] = KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0") "\n";
-	static const char moved[] = KEY SHAPE("2", "1", "n_hold=0 n_split=0 source=1 is_ahead=1") "\n";
+	static const char good[] =
+		KEY SHAPE("2", "1", "is_ahead=1 source=1 n_hold=0 n_split=0") "\n";
+	static const char moved[] =
+		KEY SHAPE("2", "1", "n_hold=0 n_split=0 source=1 is_ahead=1") "\n";
 	static const char *const bad[] = {
 		"",
 		"#",

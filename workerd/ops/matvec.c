@@ -198,8 +198,7 @@ static bool can_hold(const struct op_pool *pool, const struct op_matmul_params *
 		return get_split(s) == 1;
 	return is_by_bytes(p) && s->n_hold <= OP_MATVEC_MAX_HOLD && get_split(s) * n >= k &&
 	       (get_split(s) - 1) * n < k && get_split(s) * (n - n / s->n_hold) < k &&
-	       s->n_subgroups % get_split(s) == 0 &&
-	       s->n_unroll == 1 && s->n_columns == 1 &&
+	       s->n_subgroups % get_split(s) == 0 && s->n_unroll == 1 && s->n_columns == 1 &&
 	       (s->source != OP_MATVEC_OWN || (p->x % 16 == 0 && p->gain % 16 == 0));
 }
 
@@ -263,7 +262,8 @@ static void choose_kept(
 	while (!fits_shape(pool, p, &kept) && kept.n_subgroups > kept.n_split)
 		kept.n_subgroups -= kept.n_split;
 	kept.n_groups = n_cores * (N_CORE_SUBGROUPS / kept.n_subgroups);
-	/* What has two formats is two dispatches at the same time, for which there is to be room. */
+	/* What has two formats is two dispatches at the same time, for which there is to be room.
+	 */
 	if (!has_one_format(p) && kept.n_subgroups == N_CORE_SUBGROUPS)
 		kept.n_subgroups /= 2;
 	if (fits_shape(pool, p, &kept))
