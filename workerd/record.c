@@ -135,7 +135,7 @@ static bool chain_matmul(const struct recorder *r, uint32_t i, struct op_matmul_
 	get_matmul(r, i + 1, ret_next);
 	if (op_skinny_wants(r->pool, p) || op_skinny_wants(r->pool, ret_next))
 		return is_read_by(r, op->matmul.y, i + 1) && op_skinny_chain(r->pool, p, ret_next);
-	if (!op_matvec_wants_chain(r->pool, p) || !op_matvec_chain(r->pool, p, ret_next))
+	if (!op_matvec_wants_chain(r->pool, p, ret_next) || !op_matvec_chain(r->pool, p, ret_next))
 		return false;
 	if (is_read_by(r, op->matmul.y, i + 1))
 		p->y = 0;

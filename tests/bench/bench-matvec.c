@@ -65,7 +65,6 @@ struct bench {
 	bool is_quick;
 	bool is_default; /* nothing else */
 	bool is_table;   /* the default of one matrix and all formats, a line each */
-	bool is_warm;
 	uint32_t n_most; /* columns */
 	bool is_making;  /* of pipelines; nothing is measured yet */
 	struct vk_memory *weights, *scratch, *io;
@@ -219,7 +218,6 @@ static void init_subject(struct bench *b, uint32_t dtype, const struct matrix *m
 	uint64_t n_row_bytes = (uint64_t)m->k / t->n_block * t->n_bytes, state = 1 + dtype;
 	static float w[MAX_K], reach[MAX_K], a[MAX_COLUMNS][MAX_K];
 
-	b->is_warm = false;
 	*s = (struct subject){.dtype = dtype, .m = m, .n_bytes = n_row_bytes * m->n};
 	uint64_t n_least = b->is_quick ? 1 : MIN_BYTES;
 	s->n_copies = (uint32_t)((n_least + s->n_bytes - 1) / s->n_bytes);

@@ -108,7 +108,8 @@ static void run_chain(struct op_arena *a, const struct chain *l)
 	struct link k;
 
 	init_link(a, l, &s, &k);
-	assert_true(op_matvec_wants_chain(a->pool, &k.site.p) || l->finish == OP_MATMUL_SWIGLU);
+	assert_true(op_matvec_wants_chain(a->pool, &k.site.p, &k.next) ||
+		    l->finish == OP_MATMUL_SWIGLU);
 	assert_true(op_matvec_chain(a->pool, &k.site.p, &k.next));
 	assert_true(k.next.is_staged);
 	run_both(a, l, &k);

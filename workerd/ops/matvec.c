@@ -60,11 +60,6 @@ static uint32_t get_width(const struct op_matmul_params *p)
 	return p->finish == OP_MATMUL_SWIGLU ? n / 2 : n;
 }
 
-bool op_matvec_wants_chain(const struct op_pool *pool, const struct op_matmul_params *p)
-{
-	return op_pool_is_software(pool) || (p->finish == OP_MATMUL_ADD && p->n_rows > 1);
-}
-
 bool op_matvec_chain(
 	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
 {
@@ -213,73 +208,90 @@ static bool fits_shape(const struct op_pool *pool, const struct op_matmul_params
 	       fits(pool, p, s);
 }
 
-/* Subgroups of a core that keep x: a driver leaves each lane the registers that it needs. */
-enum { N_CORE_SUBGROUPS = 16 };
+/* Streams of tiles, each a subgroup's: 16 a core. A driver leaves each lane the registers it needs.
+ */
+enum { N_CORE_SUBGROUPS = 16, MAX_CHOSEN_HOLD = 2 };
 
-static bool has_one_format(const struct op_matmul_params *p)
+/* Tiles for so many rounds of all streams that it does not count who takes one more than others. */
+static bool has_many_tiles(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matvec_shape *s)
 {
-	for (uint32_t i = 1; i < p->n_parts; i++)
-		if (p->w[i].dtype != p->w[0].dtype)
-			return false;
-	return true;
+	enum { MIN_ROUNDS = 6 };
+	uint32_t n_cores = op_pool_get_info(pool)->n_cores;
+
+	return n_cores &&
+	       count_tiles(p, s, 0, p->n_parts) >= MIN_ROUNDS * N_CORE_SUBGROUPS * n_cores;
+}
+
+/* Units of x of a lane, of one subgroup. */
+static uint32_t count_lane_units(const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	uint32_t n = OP_MATVEC_FORMAT_UNIT * op_pool_get_subgroup_size(pool);
+
+	return (uint32_t)((p->w[0].ne[0] + n - 1) / n);
 }
 
 /*
- * One row of x stays in registers, of k that is more than two units a lane in those of several
- * subgroups; all that a core has room for walk over the tiles. Measured on an H200: workgroups that
- * each make the bytes of x for themselves cost 1 us of 4096 numbers, and a dispatch for it 4.
+ * One row of x stays in registers, and a workgroup a core walks over the tiles. All of it measured
+ * in a model on an H200: k of 4096 takes two units a lane, and workgroups that each make the bytes
+ * of x for themselves cost less than a dispatch for it does; of what is staged only with many
+ * tiles. Of long k seven subgroups that share it were faster for blocks that go through shared
+ * memory (Q6_K 18.6 us against 24.1 alone), and not for others.
  */
 static void choose_kept(
 	const struct op_pool *pool, const struct op_matmul_params *p, struct op_matvec_shape *s)
 {
-	enum {
-		MAX_CHOSEN_HOLD = 2,
-		MAX_CHOSEN_SPLIT = 16,
-		MAX_OWN_UNITS = 4,
-		FEW_TILES = 4,
-		STAGED_SUBGROUPS = 4
-	};
+	enum { MIN_LONG_UNITS = 5, MAX_CHOSEN_SPLIT = 16 };
 	struct op_matvec_shape kept = *s;
-	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
-	uint32_t n_cores = op_pool_get_info(pool)->n_cores;
-	uint32_t n_numbers = OP_MATVEC_FORMAT_UNIT * n_lanes;
-	uint32_t n_units = (uint32_t)((p->w[0].ne[0] + n_numbers - 1) / n_numbers);
-	bool is_shared = n_units > MAX_CHOSEN_HOLD;
+	uint32_t n_units = count_lane_units(pool, p);
+	bool is_long = n_units >= MIN_LONG_UNITS;
+	const struct op_matvec_format *f = op_matvec_format_find(p->w[0].dtype);
 
-	kept.n_hold = !is_shared ? n_units : 1 + (n_units - 1) / MAX_CHOSEN_SPLIT;
-	kept.n_split = (n_units + kept.n_hold - 1) / kept.n_hold;
-	if (op_pool_is_software(pool) || p->next || n_cores == 0 || p->n_rows > 1)
+	if (op_pool_is_software(pool) || p->next || p->n_rows > 1 ||
+		op_pool_get_info(pool)->n_cores == 0 || (n_units > MAX_CHOSEN_HOLD && !is_long) ||
+		(is_long && f->n_group_words == 0) ||
+		(!is_long && p->is_staged && !has_many_tiles(pool, p, s)))
 		return;
-	if (count_tiles(p, &kept, 0, p->n_parts) < FEW_TILES * n_cores &&
-		p->finish != OP_MATMUL_SWIGLU)
-		kept.n_rows = 1;
-	kept.n_subgroups = N_CORE_SUBGROUPS / kept.n_split * kept.n_split;
-	if (!p->is_staged && n_units <= MAX_OWN_UNITS && p->x % 16 == 0 && p->gain % 16 == 0)
+	kept.n_hold = is_long ? 1 + (n_units - 1) / MAX_CHOSEN_SPLIT : n_units;
+	kept.n_split = (n_units + kept.n_hold - 1) / kept.n_hold;
+	kept.n_groups = op_pool_get_info(pool)->n_cores;
+	if (!p->is_staged && !is_long && p->x % 16 == 0 && p->gain % 16 == 0)
 		kept.source = OP_MATVEC_OWN;
-	/* Smaller workgroups are done at more different times. */
-	if (kept.source == OP_MATVEC_STAGED && !is_shared)
-		kept.n_subgroups = STAGED_SUBGROUPS;
-	while (!fits_shape(pool, p, &kept) && kept.n_subgroups > kept.n_split)
+	kept.n_subgroups = N_CORE_SUBGROUPS / kept.n_split * kept.n_split;
+	while (kept.n_subgroups > kept.n_split && !fits_shape(pool, p, &kept))
 		kept.n_subgroups -= kept.n_split;
-	kept.n_groups = n_cores * (N_CORE_SUBGROUPS / kept.n_subgroups);
-	/* What has two formats is two dispatches at the same time, for which there is to be room.
-	 */
-	if (!has_one_format(p) && kept.n_subgroups == N_CORE_SUBGROUPS)
-		kept.n_subgroups /= 2;
 	if (fits_shape(pool, p, &kept))
 		*s = kept;
+}
+
+/* What is chosen where nothing else is. */
+static struct op_matvec_shape choose_plain(
+	const struct op_pool *pool, const struct op_matmul_params *p)
+{
+	return (struct op_matvec_shape){.n_rows = 2,
+		.n_columns = 1,
+		.n_unroll = 1,
+		.n_subgroups = op_pool_is_software(pool) ? 1 : 4,
+		.is_ahead = !op_pool_is_software(pool),
+		.source = p->is_staged ? OP_MATVEC_STAGED : OP_MATVEC_STAGE};
+}
+
+bool op_matvec_wants_chain(const struct op_pool *pool, const struct op_matmul_params *p,
+	const struct op_matmul_params *next)
+{
+	struct op_matvec_shape s = choose_plain(pool, next);
+
+	if (op_pool_is_software(pool) || p->finish != OP_MATMUL_ADD)
+		return op_pool_is_software(pool);
+	return next->n_rows > 1 || count_lane_units(pool, next) > MAX_CHOSEN_HOLD ||
+	       !has_many_tiles(pool, next, &s);
 }
 
 struct op_matvec_shape op_matvec_choose(
 	const struct op_pool *pool, const struct op_matmul_params *p)
 {
 	const struct tuning_choice *tuned = tuning_find(op_pool_get_tuning(pool), p, TUNING_MATVEC);
-	struct op_matvec_shape s = {.n_rows = 2,
-		.n_columns = 1,
-		.n_unroll = 1,
-		.n_subgroups = op_pool_is_software(pool) ? 1 : 4,
-		.is_ahead = !op_pool_is_software(pool),
-		.source = p->is_staged ? OP_MATVEC_STAGED : OP_MATVEC_STAGE};
+	struct op_matvec_shape s = choose_plain(pool, p);
 
 	if (tuned && fits_shape(pool, p, &tuned->shape))
 		return tuned->shape;
