@@ -66,10 +66,17 @@ const int N_W = (W_TASKS + N_THREADS - 1) / N_THREADS;
 const int X_TASKS = BM * BK / 8;
 const int N_X = (X_TASKS + N_THREADS - 1) / N_THREADS;
 
-uvec2 w_rows[N_W][2];
-uint w_raw[N_W][2][U_RAW];
+#if defined(DTYPE_BLOCKS)
+uvec2 w_bases[N_W];
 uint w_at[N_W];
 uvec4 w_quads[N_W];
+#else
+/* Of rows r, and of rows r + 8: what is indexed in a loop may end up in memory. */
+uvec2 w_rows[N_W];
+uvec2 w_rows_8[N_W];
+uint w_raw[N_W][U_RAW];
+uint w_raw_8[N_W][U_RAW];
+#endif
 uint x_at[N_X];
 uvec4 x_raw[N_X];
 coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[N_I][N_J];
@@ -145,6 +152,16 @@ uint get_block_quad(uint at, uint rows, uint k)
 	return rows * (k / GROUP) * BLOCK + at % (N_GROUPS * BLOCK);
 }
 
+#if !defined(DTYPE_BLOCKS)
+/* Row r of a tile of W. */
+uvec2 find_row(uint r)
+{
+	if (IS_SWIGLU)
+		return w_row(r % SN / SN_OUT, r / SN * SN_OUT + r % SN_OUT);
+	return w_row(0, r);
+}
+#endif
+
 /* k: numbers of a row, a multiple of BK. */
 void start_tile(uint k)
 {
@@ -155,16 +172,12 @@ void start_tile(uint k)
 		uint r = at / (N_GROUPS * BLOCK) * 16;
 		uint matrix = IS_SWIGLU ? r % SN / SN_OUT : 0;
 		uint j = IS_SWIGLU ? r / SN * SN_OUT + r % SN_OUT : r;
-		w_rows[i][0] = w_blocks(matrix);
+		w_bases[i] = w_blocks(matrix);
 		w_at[i] = get_block_quad(at, w_block(matrix, j), k);
 #else
-		task t = get_task(i);
-		[[unroll]] for (int h = 0; h < 2; h++) {
-			uint r = t.row + 8 * h;
-			if (has_w(i) && IS_SWIGLU)
-				w_rows[i][h] = w_row(r % SN / SN_OUT, r / SN * SN_OUT + r % SN_OUT);
-			else if (has_w(i))
-				w_rows[i][h] = w_row(0, r);
+		if (has_w(i)) {
+			w_rows[i] = find_row(get_task(i).row);
+			w_rows_8[i] = find_row(get_task(i).row + 8);
 		}
 #endif
 	}
@@ -182,11 +195,12 @@ void load_w(int i, uint s)
 {
 #if defined(DTYPE_BLOCKS)
 	if (has_w(i))
-		w_quads[i] = Quads(w_rows[i][0]).at[w_at[i] + s * (N_GROUPS * BLOCK)];
+		w_quads[i] = Quads(w_bases[i]).at[w_at[i] + s * (N_GROUPS * BLOCK)];
 #else
-	[[unroll]] for (int h = 0; h < 2; h++)
-		if (has_w(i))
-			unit_load(w_rows[i][h], s * W_UNITS, get_task(i).unit, w_raw[i][h]);
+	if (!has_w(i))
+		return;
+	unit_load(w_rows[i], s * W_UNITS, get_task(i).unit, w_raw[i]);
+	unit_load(w_rows_8[i], s * W_UNITS, get_task(i).unit, w_raw_8[i]);
 #endif
 }
 
@@ -224,8 +238,8 @@ void store_w(int i, uint s, uint buffer_at)
 	task t = get_task(i);
 	uvec2 a[U_PIECES], b[U_PIECES];
 
-	unit_decode(w_rows[i][0], s * W_UNITS, t.unit, w_raw[i][0], a);
-	unit_decode(w_rows[i][1], s * W_UNITS, t.unit, w_raw[i][1], b);
+	unit_decode(w_rows[i], s * W_UNITS, t.unit, w_raw[i], a);
+	unit_decode(w_rows_8[i], s * W_UNITS, t.unit, w_raw_8[i], b);
 	uint block_at = buffer_at + (t.row / 16 * N_GROUPS + t.group) * BLOCK + t.row % 16 * 4;
 	[[unroll]] for (int q = 0; q < U_PIECES; q++) {
 		if (HAS_ORDER) {
@@ -370,62 +384,51 @@ void store_part(int part, int n_parts, uvec2 x, uint next, uint after, uint buff
 		}
 }
 
-#if defined(STAGGER) || defined(SIMPLE)
-void store_parts(uvec2 x, uint next, uint after, uint buffer_at)
-{
-	store_step(next, buffer_at);
-	load_step(x, after);
-}
+/*
+ * Where there is nothing to decode, operands of both groups of a step are read at its begin: with so
+ * little else to do a compiler has all of it under way by itself.
+ */
+#if defined(DTYPE_BLOCKS)
+const bool IS_AHEAD = N_GROUPS != 2;
+#else
+const bool IS_AHEAD = true;
 #endif
+
+void sum_step_whole(uvec2 x, uint next, uint after, const uint buffer_at, const uint other_at)
+{
+	barrier();
+	[[unroll]] for (int g = 0; g < 2; g++)
+		[[unroll]] for (int i = 0; i < N_I; i++)
+			read_part(i, g, buffer_at, g);
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		multiply(0, i);
+	store_step(next, other_at);
+	load_step(x, after);
+	[[unroll]] for (int i = 0; i < N_I; i++)
+		multiply(1, i);
+}
 
 /* Step s out of a buffer, and the next one into the other. */
 void sum_step(uvec2 x, uint s, uint end, const uint buffer_at, const uint other_at)
 {
 	uint next = min(s + 1, end - 1), after = min(s + 2, end - 1);
 
-#if defined(SIMPLE)
-	barrier();
-#if SIMPLE == 1
-	store_parts(x, next, after, other_at);
-#endif
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		read_part(i, 0, buffer_at, 0);
-#if SIMPLE == 2
-	store_parts(x, next, after, other_at);
-#endif
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		read_part(i, 1, buffer_at, 1);
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		multiply(0, i);
-#if SIMPLE == 3
-	store_parts(x, next, after, other_at);
-#endif
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		multiply(1, i);
-	return;
-#endif
+	if (!IS_AHEAD) {
+		sum_step_whole(x, next, after, buffer_at, other_at);
+		return;
+	}
 	[[unroll]] for (int g = 0; g < N_GROUPS; g++) {
 		bool is_last = g == N_GROUPS - 1;
 		if (is_last)
 			barrier();
-#ifdef STAGGER
-		if (g == 0 && gl_SubgroupID * 2 >= N_SUBGROUPS)
-			store_parts(x, next, after, other_at);
-#endif
 		[[unroll]] for (int i = 0; i < N_I; i++) {
 			read_part(i, (g + 1) % 2, is_last ? other_at : buffer_at,
 				(g + 1) % N_GROUPS);
 			multiply(g % 2, i);
-#ifndef STAGGER
 			if (!is_last)
 				store_part(g * N_I + i, (N_GROUPS - 1) * N_I, x, next, after,
 					other_at);
-#endif
 		}
-#ifdef STAGGER
-		if (g == 0 && gl_SubgroupID * 2 < N_SUBGROUPS)
-			store_parts(x, next, after, other_at);
-#endif
 	}
 }
 
@@ -439,11 +442,11 @@ void sum_steps(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
 	load_step(x, first);
 	store_step(first, 0);
 	load_step(x, min(first + 1, end - 1));
-#if !defined(SIMPLE)
-	barrier();
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		read_part(i, 0, 0, 0);
-#endif
+	if (IS_AHEAD) {
+		barrier();
+		[[unroll]] for (int i = 0; i < N_I; i++)
+			read_part(i, 0, 0, 0);
+	}
 	/* Two at a time, so that places in shared memory are the same in each round. */
 	for (uint s = first; s < end; s += 2) {
 		sum_step(x, s, end, 0, BUFFER);

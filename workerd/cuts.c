@@ -155,6 +155,17 @@ static const struct op_matrix_tile tiles[] = {
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_direct = true},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_decoded = true},
 	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 1},
+	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
+	{.bn = 128, .bm = 256, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
+	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2, .is_wide = true},
+	{.bn = 256,
+		.bm = 128,
+		.bk = 32,
+		.sn = 64,
+		.sm = 64,
+		.n_buffers = 2,
+		.is_decoded = true,
+		.is_wide = true},
 };
 
 static_assert(ARRAY_SIZE(shapes) <= MAX_CUTS && ARRAY_SIZE(tiles) <= MAX_CUTS, "work.ns");

@@ -105,7 +105,7 @@ static uint32_t get_staging(const struct graph *g, const struct graph_op *op, ui
 
 	*ret_extra = 0;
 	if (op->kind == GRAPH_MATMUL) {
-		*ret_extra = OP_MATRIX_PARTIAL_BYTES / 4;
+		*ret_extra = (uint32_t)(OP_MATRIX_PARTIAL_BYTES + g->n_decoded_bytes) / 4;
 		k = (op->matmul.w[0].ne[0] + 63) / 64 * 64;
 	} else if (op->kind == GRAPH_EXPERTS) {
 		k = op->experts.w[0].ne[0];

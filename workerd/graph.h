@@ -123,6 +123,7 @@ struct graph {
 	 * (workerd/ops/matrix.h). It is theirs until the next op.
 	 */
 	bool wants_staging;
+	uint64_t n_decoded_bytes; /* also for W of some as f16: op_matrix_get_decoded_bytes */
 	bool has_staging;
 	uint32_t staging;
 	uint32_t few_staging; /* another one, for up to OP_MATVEC_MAX_COLUMNS rows */

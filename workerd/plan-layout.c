@@ -14,6 +14,7 @@
 #include "workerd/graph.h"
 #include "workerd/ops/best.h"
 #include "workerd/ops/attention.h"
+#include "workerd/ops/matrix.h"
 #include "workerd/plan.h"
 #include "workerd/weights.h"
 
@@ -160,6 +161,7 @@ int plan_layout_measure(const struct vk_device *d, const struct weights *w,
 	int r = arch_find(w, ret_err, &arch);
 
 	g.wants_staging = params->kernels != PLAN_KERNELS_EXACT;
+	g.n_decoded_bytes = op_matrix_get_decoded_bytes(vk_device_get_info(d));
 	if (!r)
 		r = arch->build(w, &g, ret_err);
 	if (r)

@@ -26,6 +26,7 @@
 #include "workerd/mirror.h"
 #include "workerd/plan-layout.h"
 #include "workerd/ops/attention.h"
+#include "workerd/ops/matrix.h"
 #include "workerd/ops/pool.h"
 #include "workerd/profile.h"
 #include "workerd/record.h"
@@ -465,6 +466,7 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 	if (!r)
 		r = arch_find(w, ret_err, &arch);
 	p->graph.wants_staging = p->params.kernels != PLAN_KERNELS_EXACT;
+	p->graph.n_decoded_bytes = op_matrix_get_decoded_bytes(vk_device_get_info(p->d));
 	if (!r)
 		r = arch->build(w, &p->graph, ret_err);
 	if (!r)

@@ -31,7 +31,7 @@ enum {
 	N_SAMPLE_ROWS = 251, /* distinct rows of W and of x; a prime, so that tiles differ */
 	N_CHECK_ROWS = 3,
 	N_CHECK_COLUMNS = 24,
-	MAX_TILES = 16,
+	MAX_TILES = 20,
 	MAX_RESULTS = 256,
 	IO_BYTES = 64 << 20,
 	WEIGHT_BYTES = 512 << 20,
@@ -80,6 +80,16 @@ struct bench {
  * For 128 rows of x and more. n_streams: for each core of the device, if it says how many it has.
  */
 static struct op_matrix_tile large_tiles[] = {
+	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
+	{.bn = 128, .bm = 256, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
+	{.bn = 256,
+		.bm = 128,
+		.bk = 32,
+		.sn = 64,
+		.sm = 64,
+		.n_buffers = 2,
+		.is_decoded = true,
+		.is_wide = true},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1},
 	{.bn = 128,
@@ -252,13 +262,12 @@ static struct weights_tensor tensor(const struct bench *b, uint32_t first, uint3
 	};
 }
 
-/* Records the op n times. Returns what op_matrix_record_tile does. */
-static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n)
+static struct op_matmul_params get_params(const struct bench *b)
 {
 	const struct shape *s = &b->shape;
 	uint32_t n_out = s->is_swiglu ? s->n / 2 : s->n;
-	struct vk_slice y = {.memory = b->y, .n_bytes = 4ull * s->m * n_out};
-	struct op_matmul_params p = {.n_parts = s->is_swiglu ? 2 : 1,
+
+	return (struct op_matmul_params){.n_parts = s->is_swiglu ? 2 : 1,
 		.finish = s->is_swiglu ? OP_MATMUL_SWIGLU : OP_MATMUL_STORE,
 		.w = {tensor(b, 0, n_out),
 			s->is_swiglu ? tensor(b, n_out, n_out) : (struct weights_tensor){0}},
@@ -268,6 +277,15 @@ static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n
 		.n_rows = s->m,
 		.staging = vk_memory_get_address(b->staging),
 		.n_staging_bytes = STAGING_BYTES / (is_software(b) ? 8 : 1)};
+}
+
+/* Records the op n times, with the tile or what the op chooses. Returns what it does. */
+static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n)
+{
+	const struct shape *s = &b->shape;
+	const struct op_matmul_params p = get_params(b);
+	struct vk_slice y = {.memory = b->y,
+		.n_bytes = 4ull * s->m * (s->is_swiglu ? s->n / 2 : s->n)};
 	struct err e = ERR_NULL;
 
 	memcpy(b->map, &s->m, sizeof(s->m));
@@ -276,7 +294,8 @@ static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n
 	vk_command_barrier(b->command);
 	vk_command_stamp(b->command, 0);
 	for (uint32_t i = 0; i < n; i++) {
-		int r = op_matrix_record_tile(b->pool, b->command, &p, tile, &e);
+		int r = tile->bn ? op_matrix_record_tile(b->pool, b->command, &p, tile, &e)
+				 : op_matrix_record(b->pool, b->command, &p, &e);
 		if (r == -ENOTSUP)
 			return r;
 		on_device_check(r, &e, "record");
@@ -331,10 +350,14 @@ static bool is_right(struct bench *b)
 
 static void print_tile(const struct op_matrix_tile *t)
 {
+	if (!t->bn) {
+		printf("chosen");
+		return;
+	}
 	printf("%3ux%-3u k%-2u of %3ux%-3u x%u s%-3u%s%s%s%s", t->bn, t->bm, t->bk, t->sn, t->sm,
 		t->n_buffers, t->n_streams == OP_MATRIX_TILE_NO_STREAMS ? 0 : t->n_streams,
 		t->n ? " n8" : "", t->is_direct ? " direct" : "", t->is_decoded ? " decoded" : "",
-		t->is_ragged ? " ragged" : "");
+		t->is_ragged ? " ragged" : t->is_wide ? " wide" : "");
 }
 
 static double get_tflops(const struct shape *s, double ns)
@@ -482,15 +505,15 @@ static void run_default(struct bench *b)
 	static const uint32_t formats[] = {DTYPE_F16, DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_K,
 		DTYPE_Q6_K, DTYPE_Q4_0, DTYPE_TQ2_0, DTYPE_Q2_0, DTYPE_Q1_0};
 	static const uint32_t ms[] = {64, 128, 256, 512};
-	const struct op_matrix_tile *tile = large_tiles;
+	static const struct op_matrix_tile chosen[] = {{.bn = 0}};
 
 	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
 		(void)run_tiles(
-			b, formats[f], &(struct shape){14336, 4096, 512, false}, tile, 1, 0, NULL);
+			b, formats[f], &(struct shape){14336, 4096, 512, false}, chosen, 1, 0, NULL);
 	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
 		for (uint32_t i = 0; i < ARRAY_SIZE(ms); i++)
 			(void)run_tiles(b, formats[f], &(struct shape){17408, 5120, ms[i], false},
-				ms[i] < 128 ? small_tiles : tile, 1, 0, NULL);
+				chosen, 1, 0, NULL);
 }
 
 static void run_software(struct bench *b)

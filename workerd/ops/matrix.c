@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/dtype.h"
 #include "proto/util/err.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -16,6 +17,8 @@ enum {
 	PART_ALIGN = 256,   /* bytes; where things begin in staging behind x */
 	MIN_ROWS = 9,       /* up to there W is read once by workerd/ops/matvec.h, too */
 	CORE_SUBGROUPS = 8, /* that a core of a GPU has registers for */
+	MIN_WIDE_ROWS = 65,
+	MIN_DECODED_ROWS = 257,
 	SUM_INVOCATIONS = 128,
 	DECODE_INVOCATIONS = 128,
 	DECODE_ELEMENTS = 8, /* an invocation decodes so many or more */
@@ -50,6 +53,12 @@ static const struct {
 	{32, {.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1}},
 	{64, {.bn = 128, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
 	{UINT32_MAX, {.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1}},
+};
+
+/* For devices whose matrices' order is known; up to 128 rows of x, and with more. */
+static const struct op_matrix_tile wide_tiles[] = {
+	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
+	{.bn = 128, .bm = 256, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
 };
 
 /* Narrow enough for a subgroup of eight lanes. */
@@ -91,6 +100,35 @@ static bool fits_tile(const struct op_pool *pool, const struct op_matmul_params 
 		       k) <= p->n_staging_bytes;
 }
 
+/*
+ * Formats whose words lie so that a step of the product waits for them. On a device with 132 cores
+ * making f16 of them first costs as much as 100 rows of x save.
+ */
+static bool is_better_decoded(const struct op_matmul_params *p)
+{
+	uint32_t dtype = p->w[0].dtype;
+
+	return p->n_rows >= MIN_DECODED_ROWS &&
+	       (dtype == DTYPE_Q6_K || dtype == DTYPE_Q8_0 || dtype == DTYPE_Q4_0);
+}
+
+static bool choose_wide(const struct op_pool *pool, const struct op_matmul_params *p,
+	struct op_matrix_tile *ret_tile)
+{
+	struct op_matrix_tile tile = wide_tiles[p->n_rows > wide_tiles[0].bm];
+
+	if (!op_pool_get_matrix_order(pool) || p->n_rows < MIN_WIDE_ROWS)
+		return false;
+	if (is_better_decoded(p)) {
+		tile = wide_tiles[0];
+		tile.is_decoded = true;
+	}
+	if (!fits_tile(pool, p, &tile))
+		return false;
+	*ret_tile = tile;
+	return true;
+}
+
 struct op_matrix_tile op_matrix_choose(const struct op_pool *pool, const struct op_matmul_params *p)
 {
 	const struct tuning_choice *tuned = tuning_find(op_pool_get_tuning(pool), p, TUNING_MATRIX);
@@ -100,6 +138,8 @@ struct op_matrix_tile op_matrix_choose(const struct op_pool *pool, const struct 
 
 	if (tuned && fits_tile(pool, p, &tuned->tile))
 		return tuned->tile;
+	if (choose_wide(pool, p, &tile))
+		return tile;
 	if (op_pool_get_subgroup_size(pool) >= 32) {
 		while (p->n_rows > tiles[i].n_rows)
 			i++;
@@ -131,6 +171,11 @@ static uint32_t choose_streams(
 		n > n_bytes / (2ull * t->bn * t->bm * sizeof(float)))
 		return 0;
 	return n;
+}
+
+uint64_t op_matrix_get_decoded_bytes(const struct vk_device_info *info)
+{
+	return !info->is_software && info->n_matrices ? 2ull * 4096 * 14336 : 0;
 }
 
 bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p)
@@ -185,13 +230,13 @@ static bool find_decoder(const struct product *s, uint32_t dtype, enum kernels_i
 			       : op_matrix_tile_find_decoder(dtype, ret_id);
 }
 
-/* Groups of it along k, and rows of groups. */
+/* Groups of it along k, and rows of groups; 32 invocations make 64 of k of blocks. */
 static void get_decoder_grid(const struct product *s, uint32_t n, uint32_t *ret_x, uint32_t *ret_y)
 {
-	uint32_t n_group = DECODE_INVOCATIONS * DECODE_ELEMENTS;
+	uint32_t n_group = DECODE_INVOCATIONS * (s->tile.is_wide ? 2 : DECODE_ELEMENTS);
 
 	*ret_x = (s->k + n_group - 1) / n_group;
-	*ret_y = s->tile.is_wide ? (uint32_t)whole_blocks(n) / 2 : n;
+	*ret_y = s->tile.is_wide ? (uint32_t)whole_blocks(n) / BLOCK_ROWS : n;
 }
 
 /* W as f16 behind x, where that is to be and has room; push reads it there then. */

@@ -19,6 +19,7 @@ struct err;
 struct op_matmul_params;
 struct op_pool;
 struct vk_command;
+struct vk_device_info;
 
 /*
  * Is there a kernel for all of it on this device, and room in staging? False too where rows must be
@@ -32,6 +33,12 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
  * two tiles of 256 by 128 f32.
  */
 enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 256 * 128 * 4 };
+
+/*
+ * And behind that for W as f16, on devices where some formats are better made that first: of so many
+ * bytes at most, which is a matrix of 4096 by 14336. 0: none.
+ */
+uint64_t op_matrix_get_decoded_bytes(const struct vk_device_info *info);
 
 /*
  * Records it, with barriers where one of its own dispatches needs another's output: of staging
