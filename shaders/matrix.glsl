@@ -229,14 +229,17 @@ void sum_steps_twofold(uvec2 x, uint x_stride, uint first, uint end, uint n_live
 		barrier();
 		[[unroll]] for (int k = 0; k < n_k; k++) {
 			multiply(o, k);
-			[[unroll]] for (int i = k * N_W / n_k; i < (k + 1) * N_W / n_k; i++) {
-				store_w(i, next, other_at);
-				load_w(i, after);
-			}
-			[[unroll]] for (int i = k * N_X / n_k; i < (k + 1) * N_X / n_k; i++) {
-				store_x(i, other_at);
-				load_x(i, x, after);
-			}
+			/* Loops whose bounds a compiler must find out may keep arrays in memory. */
+			[[unroll]] for (int i = 0; i < N_W; i++)
+				if (i * n_k / N_W == k) {
+					store_w(i, next, other_at);
+					load_w(i, after);
+				}
+			[[unroll]] for (int i = 0; i < N_X; i++)
+				if (i * n_k / N_X == k) {
+					store_x(i, other_at);
+					load_x(i, x, after);
+				}
 		}
 		buffer_at = other_at;
 	}

@@ -92,25 +92,14 @@ static struct op_matrix_tile large_tiles[] = {
 		.is_wide = true},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1},
-	{.bn = 128,
-		.bm = 128,
-		.bk = 64,
-		.sn = 64,
-		.sm = 32,
-		.n_buffers = 1,
-		.n_streams = OP_MATRIX_TILE_NO_STREAMS},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .n_streams = 2},
 	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2},
-	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2, .n_streams = 2},
 	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 64, .n_buffers = 1},
 	{.bn = 128, .bm = 256, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 1},
-	{.bn = 256, .bm = 64, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
 	{.bn = 64, .bm = 128, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1},
-	{.bn = 128, .bm = 64, .bk = 32, .sn = 32, .sm = 32, .n_buffers = 2},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_direct = true},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_decoded = true},
-	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2, .is_decoded = true},
 };
 
 static struct op_matrix_tile small_tiles[] = {
@@ -284,8 +273,8 @@ static int record(struct bench *b, const struct op_matrix_tile *tile, uint32_t n
 {
 	const struct shape *s = &b->shape;
 	const struct op_matmul_params p = get_params(b);
-	struct vk_slice y = {.memory = b->y,
-		.n_bytes = 4ull * s->m * (s->is_swiglu ? s->n / 2 : s->n)};
+	struct vk_slice y = {
+		.memory = b->y, .n_bytes = 4ull * s->m * (s->is_swiglu ? s->n / 2 : s->n)};
 	struct err e = ERR_NULL;
 
 	memcpy(b->map, &s->m, sizeof(s->m));
@@ -357,7 +346,9 @@ static void print_tile(const struct op_matrix_tile *t)
 	printf("%3ux%-3u k%-2u of %3ux%-3u x%u s%-3u%s%s%s%s", t->bn, t->bm, t->bk, t->sn, t->sm,
 		t->n_buffers, t->n_streams == OP_MATRIX_TILE_NO_STREAMS ? 0 : t->n_streams,
 		t->n ? " n8" : "", t->is_direct ? " direct" : "", t->is_decoded ? " decoded" : "",
-		t->is_ragged ? " ragged" : t->is_wide ? " wide" : "");
+		t->is_ragged ? " ragged"
+		: t->is_wide ? " wide"
+			     : "");
 }
 
 static double get_tflops(const struct shape *s, double ns)
@@ -508,8 +499,8 @@ static void run_default(struct bench *b)
 	static const struct op_matrix_tile chosen[] = {{.bn = 0}};
 
 	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
-		(void)run_tiles(
-			b, formats[f], &(struct shape){14336, 4096, 512, false}, chosen, 1, 0, NULL);
+		(void)run_tiles(b, formats[f], &(struct shape){14336, 4096, 512, false}, chosen, 1,
+			0, NULL);
 	for (uint32_t f = 0; f < ARRAY_SIZE(formats); f++)
 		for (uint32_t i = 0; i < ARRAY_SIZE(ms); i++)
 			(void)run_tiles(b, formats[f], &(struct shape){17408, 5120, ms[i], false},

@@ -79,7 +79,14 @@ static const struct op_matrix_tile small_tiles[] = {
 		.n_buffers = 2,
 		.n_streams = 7,
 		.is_ragged = true},
-	{.bn = 4, .bm = 4, .bk = 32, .sn = 2, .sm = 1, .n_buffers = 2, .n_streams = 5, .is_wide = true},
+	{.bn = 4,
+		.bm = 4,
+		.bk = 32,
+		.sn = 2,
+		.sm = 1,
+		.n_buffers = 2,
+		.n_streams = 5,
+		.is_wide = true},
 	{.bn = 4,
 		.bm = 2,
 		.bk = 64,
@@ -313,6 +320,8 @@ static void test_odd_rows(void **state)
 			.n_rows = 20,
 			.finish = OP_MATMUL_STORE,
 			.tile = small_tiles[0]};
+		run_shape(&site, &s);
+		s.tile = small_tiles[4];
 		run_shape(&site, &s);
 	}
 	fini(&site);

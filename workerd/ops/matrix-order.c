@@ -65,8 +65,8 @@ static bool get_order(const uint32_t (*numbers)[N_NUMBERS], uint32_t *ret_order)
 	return true;
 }
 
-static int run(struct vk_device *d, const struct vk_pipeline *p, struct vk_memory *io,
-	struct err *ret_err)
+static int run(
+	struct vk_device *d, const struct vk_pipeline *p, struct vk_memory *io, struct err *ret_err)
 {
 	const struct vk_slice y = {.memory = io, .offset = X_BYTES, .n_bytes = Y_BYTES};
 	const struct abi_matrix_order push = {
@@ -91,8 +91,8 @@ static int run(struct vk_device *d, const struct vk_pipeline *p, struct vk_memor
 	return r;
 }
 
-static int try_order(struct vk_device *d, const struct vk_pipeline *p, struct err *ret_err,
-	uint32_t *ret_order)
+static int try_order(
+	struct vk_device *d, const struct vk_pipeline *p, struct err *ret_err, uint32_t *ret_order)
 {
 	const struct vk_memory_params params = {
 		.role = VK_MEMORY_IO, .n_bytes = X_BYTES + Y_BYTES, .name = "order of matrices"};
@@ -112,8 +112,8 @@ static int try_order(struct vk_device *d, const struct vk_pipeline *p, struct er
 	}
 	if (!r) {
 		memcpy(numbers, (uint8_t *)map + X_BYTES, sizeof(numbers));
-		*ret_order = get_order(numbers[0], &x) && get_order(numbers[1], &w) ? x | w << 8
-										     : 0;
+		*ret_order =
+			get_order(numbers[0], &x) && get_order(numbers[1], &w) ? x | w << 8 : 0;
 	}
 	vk_memory_free(io);
 	return r;

@@ -97,8 +97,8 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 		n_subgroups * info->subgroup_size > MAX_INVOCATIONS)
 		return false;
 	ret_kernel->n_subgroups = n_subgroups;
-	ret_kernel->n_spec = (t->is_wide ? ABI_MATRIX_SPEC_ORDER : ABI_MATRIX_SPEC_DIRECT) + 1 -
-			     ABI_SPEC_KERNEL;
+	ret_kernel->n_spec =
+		(t->is_wide ? ABI_MATRIX_SPEC_ORDER : ABI_MATRIX_SPEC_DIRECT) + 1 - ABI_SPEC_KERNEL;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BN - ABI_SPEC_KERNEL] = t->bn;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BM - ABI_SPEC_KERNEL] = t->bm;
 	ret_kernel->spec[ABI_MATRIX_SPEC_BK - ABI_SPEC_KERNEL] = t->bk;
@@ -135,8 +135,7 @@ bool op_matrix_tile_find_kernel(
 	return true;
 }
 
-bool op_matrix_tile_find_wide(
-	uint32_t dtype, enum kernels_id *ret_id, enum kernels_id *ret_blocks)
+bool op_matrix_tile_find_wide(uint32_t dtype, enum kernels_id *ret_id, enum kernels_id *ret_blocks)
 {
 	const struct row *row = find_row(dtype);
 

@@ -41,8 +41,7 @@ bool op_matrix_tile_find_kernel(
 	const struct weights_tensor *w, bool is_experts, enum kernels_id *ret_id);
 
 /* The kernel of the same format for wide tiles, and the one that makes blocks of f16 for them. */
-bool op_matrix_tile_find_wide(
-	uint32_t dtype, enum kernels_id *ret_id, enum kernels_id *ret_blocks);
+bool op_matrix_tile_find_wide(uint32_t dtype, enum kernels_id *ret_id, enum kernels_id *ret_blocks);
 
 /* The kernel that makes f16 of a block format for which there is one of the above; false for f16.
  */

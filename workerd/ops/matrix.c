@@ -95,8 +95,7 @@ static bool fits_tile(const struct op_pool *pool, const struct op_matmul_params 
 		n += p->w[i].ne[1];
 	if (count_groups(t, n, p->n_rows) >= MAX_GRID / 2)
 		return false;
-	return staged_bytes(t,
-		       t->is_direct ? (p->n_rows + t->bm - 1) / t->bm * t->bm : p->n_rows,
+	return staged_bytes(t, t->is_direct ? (p->n_rows + t->bm - 1) / t->bm * t->bm : p->n_rows,
 		       k) <= p->n_staging_bytes;
 }
 
@@ -222,9 +221,8 @@ static bool find_decoder(const struct product *s, uint32_t dtype, enum kernels_i
 	enum kernels_id wide;
 
 	/* A block has rows of one matrix. */
-	if (!s->tile.is_decoded ||
-		(s->tile.is_wide && s->p->finish == OP_MATMUL_SWIGLU &&
-			s->tile.sn / 2 % BLOCK_ROWS))
+	if (!s->tile.is_decoded || (s->tile.is_wide && s->p->finish == OP_MATMUL_SWIGLU &&
+					   s->tile.sn / 2 % BLOCK_ROWS))
 		return false;
 	return s->tile.is_wide ? op_matrix_tile_find_wide(dtype, &wide, ret_id)
 			       : op_matrix_tile_find_decoder(dtype, ret_id);
@@ -252,8 +250,8 @@ static int record_decode(struct op_pool *pool, struct vk_command *c, const struc
 	if (!find_decoder(s, p->w[d->first].dtype, &kernel.id))
 		return 0;
 	for (uint32_t i = 0; i < d->n_parts; i++) {
-		n_bytes[i] = 2ull * s->k *
-			     (s->tile.is_wide ? whole_blocks(push->n[i]) : push->n[i]);
+		n_bytes[i] =
+			2ull * s->k * (s->tile.is_wide ? whole_blocks(push->n[i]) : push->n[i]);
 		n_all += n_bytes[i];
 		get_decoder_grid(s, push->n[i], &n_x, &n_y);
 		if (n_y > MAX_GRID)

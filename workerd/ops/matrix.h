@@ -35,8 +35,8 @@ bool op_matrix_fits(const struct op_pool *pool, const struct op_matmul_params *p
 enum { OP_MATRIX_PARTIAL_BYTES = 160 * 2 * 256 * 128 * 4 };
 
 /*
- * And behind that for W as f16, on devices where some formats are better made that first: of so many
- * bytes at most, which is a matrix of 4096 by 14336. 0: none.
+ * And behind that for W as f16, on devices where some formats are better made that first: of so
+ * many bytes at most, which is a matrix of 4096 by 14336. 0: none.
  */
 uint64_t op_matrix_get_decoded_bytes(const struct vk_device_info *info);
 

@@ -23,7 +23,8 @@ struct op_stage_params {
 	float eps;        /* of the norm */
 	uint32_t order;   /* of each four numbers of y: ABI_STAGE_* */
 	uint32_t n_rows;  /* the most that m can be */
-	bool is_blocks;   /* y in blocks of 16 rows, the last whole, at a multiple of 16; k likewise */
+	bool is_blocks;   /* y in blocks of 16 rows, the last whole, at a multiple of 16; k likewise
+			   */
 };
 
 /* Records it. -errno of op_pool_dispatch. Engine thread. */
