@@ -374,15 +374,23 @@ static void get_experts(const struct recorder *r, uint32_t i, struct op_experts_
 	}
 }
 
-/* Op i multiplies by a router's matrix: all that becomes of it for few rows in one, if that fits.
+/* Is op i the product that rows choose their experts by? */
+static bool is_router(const struct recorder *r, uint32_t i)
+{
+	const struct graph_op *op = &r->g->ops[i];
+
+	return !op->is_head && op->matmul.n_parts == 1 && op->matmul.finish == OP_MATMUL_STORE &&
+	       is_next(r, i + 1, GRAPH_ROUTE) && r->g->ops[i + 1].route.logits == op->matmul.y;
+}
+
+/* Op i multiplies few rows by a router's matrix: with the bytes for the experts, if they want them.
  */
 static bool find_router(const struct recorder *r, uint32_t i, struct op_router_params *ret)
 {
 	const struct graph_op *op = &r->g->ops[i];
 	struct op_experts_params first;
 
-	if (op->is_head || op->matmul.n_parts != 1 || op->matmul.finish != OP_MATMUL_STORE ||
-		!is_next(r, i + 1, GRAPH_ROUTE) || r->g->ops[i + 1].route.logits != op->matmul.y ||
+	if (!is_router(r, i) ||
 		op_experts_is_grouped(r->n_rows, r->g->n_expert, r->g->n_expert_used))
 		return false;
 	*ret = (struct op_router_params){
@@ -408,6 +416,8 @@ static bool find_router(const struct recorder *r, uint32_t i, struct op_router_p
 
 static int record_matmul(struct recorder *r, uint32_t i)
 {
+	/* Its matrix is small: up to so many rows more dispatches cost more than they save. */
+	enum { MAX_ROUTER_ROWS = 64 };
 	struct op_matmul_params params = r->matmul, next;
 	struct op_router_params router;
 
@@ -417,6 +427,8 @@ static int record_matmul(struct recorder *r, uint32_t i)
 		r->staged_op = router.staging ? i + 2 : GRAPH_NONE;
 		return op_router_record(r->pool, r->c, &router, r->err);
 	}
+	if (is_router(r, i) && r->n_rows <= MAX_ROUTER_ROWS && !params.is_staged)
+		params.is_exact = true;
 	if (chain_matmul(r, i, &params, &next)) {
 		r->matmul = next;
 		r->matmul_op = i + 1;
