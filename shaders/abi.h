@@ -27,7 +27,7 @@
 
 /* Rows of a group: all of one expert, multiplied together. */
 #define ABI_GROUP_ROWS 4
-#define ABI_MIN_WIDE_ROWS 16 /* of a wide group, on matrices: 16, 32 or 64 */
+#define ABI_MIN_WIDE_ROWS 16 /* of a wide group, on matrices; it has a multiple */
 
 /* Rows of a tile that a workgroup of matrix-sum finishes. */
 #define ABI_MATRIX_SUM_ROWS 8

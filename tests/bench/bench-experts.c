@@ -271,11 +271,11 @@ static void record_matmul(struct bench *b, uint32_t step, const struct way *way)
 		.m = address(b, b->m),
 		.staging = address(b, b->staging),
 		.n_staging_bytes = b->n_staging_bytes,
-		.is_exact = way->is_hot,
 		.eps = 1e-6f,
 		.n_rows = b->n_rows};
 	struct err e = ERR_NULL;
 
+	(void)way;
 	on_device_check(op_matmul_record(b->pool, b->command, &p, &e), &e, "matmul");
 }
 
@@ -542,8 +542,8 @@ static void run_few(struct bench *b)
 
 static const struct op_matrix_tile tiles[] = {
 	{0},
-	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1, .is_ragged = true},
-	{.bn = 64, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 2},
+	{.bn = 96, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
+	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 2},
 	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 2},
@@ -551,12 +551,9 @@ static const struct op_matrix_tile tiles[] = {
 	{.bn = 64, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 2},
 	{.bn = 64, .bm = 32, .bk = 64, .sn = 16, .sm = 32, .n_buffers = 2},
 	{.bn = 96, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 1},
-	{.bn = 96, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 2},
-	{.bn = 64, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 2},
-	{.bn = 64, .bm = 48, .bk = 64, .sn = 16, .sm = 48, .n_buffers = 2},
-	{.bn = 96, .bm = 48, .bk = 64, .sn = 48, .sm = 24, .n_buffers = 2},
-	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 2},
+	{.bn = 64, .bm = 48, .bk = 64, .sn = 16, .sm = 48, .n_buffers = 1},
+	{.bn = 64, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 1},
+	{.bn = 96, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1},
 };
 
 static void run_many(struct bench *b, uint32_t n_rows)
@@ -568,7 +565,6 @@ static void run_many(struct bench *b, uint32_t n_rows)
 	b->n_rows = n_rows;
 	fill_inputs(b);
 	ways[n++] = (struct way){.name = "matmul", .record = record_matmul};
-	ways[n++] = (struct way){.name = "exact", .record = record_matmul, .is_hot = true};
 	ways[n++] = (struct way){.name = "route", .record = record_route};
 	ways[n++] = (struct way){.name = "group", .record = record_group};
 	for (uint32_t is_down = 0; is_down <= 1; is_down++) {

@@ -300,6 +300,7 @@ static void run_shape(const struct shape *s, struct op_arena *a)
 
 static void run_format(uint32_t dtype)
 {
+	static const uint32_t wide_rows[] = {16, 64, 48, 32};
 	uint32_t unit = dtype_find(dtype)->n_block == 256 ? 256 : 64;
 	struct op_arena a;
 

@@ -25,7 +25,11 @@ uint32_t op_group_choose_wide(uint32_t n_rows, uint32_t n_expert, uint32_t n_use
 {
 	uint64_t n_pairs = (uint64_t)n_rows * n_used;
 
-	return n_pairs <= 8ull * n_expert ? 16 : n_pairs <= 48ull * n_expert ? 32 : 64;
+	/* With some room: few experts have so many more that they need another group. */
+	return n_pairs <= 8ull * n_expert    ? 16
+	       : n_pairs <= 20ull * n_expert ? 32
+	       : n_pairs <= 36ull * n_expert ? 48
+					     : 64;
 }
 
 int op_group_record(struct op_pool *pool, struct vk_command *c, const struct op_group_params *p,

@@ -17,13 +17,18 @@
 enum { MAX_GRID_Y = 65535 }; /* Vulkan promises no more */
 
 /*
- * By rows of a group, the smaller ones first; measured on an H200. Most experts have fewer rows
- * than a tile, and pay for all but whole matrices of those.
+ * By rows of a group, the smaller ones first, of SWIGLU and of MIX; measured on an H200. What a
+ * workgroup has in shared memory counts: with less of it there are more at once.
  */
-static const struct op_matrix_tile tiles[] = {
-	{.bn = 128, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
-	{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
-	{.bn = 128, .bm = 64, .bk = 64, .sn = 16, .sm = 64, .n_buffers = 1, .is_ragged = true},
+static const struct op_matrix_tile tiles[][2] = {
+	{{.bn = 96, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1},
+		{.bn = 96, .bm = 16, .bk = 64, .sn = 32, .sm = 16, .n_buffers = 1}},
+	{{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
+		{.bn = 128, .bm = 32, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1}},
+	{{.bn = 96, .bm = 48, .bk = 64, .sn = 32, .sm = 48, .n_buffers = 1},
+		{.bn = 64, .bm = 48, .bk = 64, .sn = 16, .sm = 48, .n_buffers = 1}},
+	{{.bn = 96, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1},
+		{.bn = 96, .bm = 64, .bk = 64, .sn = 32, .sm = 64, .n_buffers = 1}},
 };
 
 /* Narrow enough for a subgroup of eight lanes; with steps of 64 where a format wants those. */
@@ -57,9 +62,9 @@ struct op_matrix_tile op_matrix_experts_choose(
 	uint32_t i = 0;
 
 	if (op_pool_get_subgroup_size(pool) >= 32) {
-		while (i + 1 < ARRAY_SIZE(tiles) && tiles[i].bm < p->wide_rows)
+		while (i + 1 < ARRAY_SIZE(tiles) && tiles[i][0].bm < p->wide_rows)
 			i++;
-		tile = tiles[i];
+		tile = tiles[i][!is_swiglu(p)];
 	}
 	tile.bm = (uint16_t)p->wide_rows;
 	if (!fits_format(p, &tile))
