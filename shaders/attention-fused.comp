@@ -34,6 +34,7 @@ layout(constant_id = ABI_ATTENTION_SPEC_NEXT) const uint NEXT = 0;
 #include "quant.glsl"
 #include "rope.glsl"
 
+layout(constant_id = ABI_ATTENTION_SPEC_GROUP) const uint GROUP = 1;
 const bool IS_ONE = (FLAGS & ABI_ATTENTION_FLAG_ONE) != 0;
 const bool AHEAD = (FLAGS & ABI_ATTENTION_FLAG_AHEAD) != 0;
 const bool IS_INTERLEAVED = (FLAGS & ABI_ATTENTION_FLAG_NEIGHBOURS) != 0;
@@ -81,7 +82,7 @@ uvec2 gain_of(uint job)
 /* Starts the loads of the job's head, and of what it is multiplied and turned by. */
 void load_head(uvec2 x_row, uint h0, uint job)
 {
-	uint head = h0 / (push.n_head / push.n_head_kv);
+	uint head = h0 / GROUP;
 	uint at = job < KEY_JOB    ? h0 + job
 		  : job == KEY_JOB ? push.n_head + head
 				   : push.n_head + push.n_head_kv + head;
@@ -200,23 +201,26 @@ uvec4 make_quad(bool is_value, uint vec, out float scale)
 	return quad;
 }
 
-/* The row's key and value into shared memory, and where this workgroup is the one, into the page.
+/*
+ * The new key or value, which the subgroup has made ready, for the workgroup as the cache has it,
+ * and where this workgroup is the one, into the page.
  */
-void put_new(uvec2 page, uint head, uint position, bool is_writer)
+void put_new(uint job, uvec2 page, uint head, uint position, bool is_writer)
 {
+	bool is_value = job == VALUE_JOB;
+	uvec2 part_at = is_value ? values_of(page, HEAD_DIM) : keys_of(page, HEAD_DIM);
 	uint row = kv_row(head, position);
 
-	for (uint i = gl_LocalInvocationIndex; i < 2 * N_VECS; i += LOCAL_SIZE) {
-		bool is_value = i >= N_VECS;
-		uint vec = i % N_VECS;
+	subgroupMemoryBarrierShared();
+	subgroupBarrier();
+	for (uint vec = lane(); vec < N_VECS; vec += SUBGROUP) {
 		float scale;
 		uvec4 quad = make_quad(is_value, vec, scale);
 
-		new_quads[i] = quad;
-		new_scales[i] = scale;
+		new_quads[(is_value ? N_VECS : 0) + vec] = quad;
+		new_scales[(is_value ? N_VECS : 0) + vec] = scale;
 		if (!is_writer)
 			continue;
-		uvec2 part_at = is_value ? values_of(page, HEAD_DIM) : keys_of(page, HEAD_DIM);
 		QuadsOut(part_at).at[row * N_VECS + vec] = quad;
 #if defined(KV_Q8_0)
 		HalvesOut scales = HalvesOut(kv_scales_at(part_at, push.n_head_kv, HEAD_DIM));
@@ -288,22 +292,26 @@ void stage_heads(uint row, uint h0)
 /* A part of a row; all invocations. */
 void add_place(place at)
 {
-	uint h0 = block_id() * HEADS, n_group = push.n_head / push.n_head_kv;
-	uint head = h0 / n_group, job = gl_SubgroupID;
+	uint h0 = block_id() * HEADS, head = h0 / GROUP, job = gl_SubgroupID;
 	uint n_x_bytes = 4 * HEAD_DIM * (push.n_head + 2 * push.n_head_kv);
 	uvec2 x_row = address_at(push.qkv, at.unit, n_x_bytes);
-	load_head(x_row, h0, min(job, N_JOBS - 1));
 	abi_row row = Rows(push.rows).at[at.unit];
+	load_head(x_row, h0, min(job, N_JOBS - 1));
 	uint first = first_key(row.position), last = row.position;
-	pages part = cut(at, first, last);
+	pages part = IS_ONE ? cut_fast(at, first, last) : cut(at, first, last);
 	if (part.first >= part.end)
 		return;
 	/* What is behind the row's own position is in no cache, and nor is that. */
+	uvec2 last_page = page_at(row.slot, last / ABI_KV_PAGE_TOKENS);
 	walk w = begin_walk(row.slot, head, part, first, last, last);
+	if (IS_ONE)
+		part.n_parts = count_parts(first, last, part.n_parts);
 	bool has_new = last / ABI_KV_PAGE_TOKENS < part.end;
 	uint n_jobs = has_new ? N_JOBS : HEADS;
 	while (job < n_jobs) {
 		put_head(job, last);
+		if (job >= KEY_JOB)
+			put_new(job, last_page, head, last, h0 % GROUP == 0);
 		job += SPLITS;
 		/* Not where there is no second: code has to be loaded, too. */
 		if (SPLITS >= N_JOBS)
@@ -312,11 +320,6 @@ void add_place(place at)
 			load_head(x_row, h0, job);
 	}
 	barrier();
-	if (has_new) {
-		put_new(page_at(row.slot, last / ABI_KV_PAGE_TOKENS), head, last,
-			h0 % n_group == 0);
-		barrier();
-	}
 	take_queries();
 	clear_sums();
 	bool has_block = w.j < w.j_end;
@@ -340,10 +343,15 @@ void add_place(place at)
 
 void main()
 {
-	uint n_units = IS_ONE ? 1 : Words(push.m).at[0];
-	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
+	uint x = first_place();
 
-	/* Each has a workgroup. */
-	if (first_place() < n_units * n_most)
-		add_place(find_place(first_place(), n_units, n_most));
+	/* Each place has a workgroup. */
+	if (IS_ONE) {
+		add_place(place(0, x, push.n_parts));
+		return;
+	}
+	uint n_units = Words(push.m).at[0];
+	uint n_most = count_most(n_units, ABI_ATTENTION_SLOTS);
+	if (x < n_units * n_most)
+		add_place(find_place(x, n_units, n_most));
 }

@@ -350,7 +350,7 @@ vec2 add_shares(uint i, out vec2 stat)
 }
 
 const uint PAIRS = HEADS * HEAD_DIM / 2;
-const uint BATCH = 16; /* loads of partial sums in flight */
+const uint BATCH = 8; /* loads of partial sums in flight */
 
 /* Adds the n parts from a slot on, as they come. */
 void add_parts(uint row, uint h0, uint slot, uint n)

@@ -176,6 +176,28 @@ pages cut(place at, uint first, uint last)
 }
 
 /*
+ * The same where n_most is a power of two and part_keys one of pages: nothing is divided before the
+ * keys can be loaded. n_parts is left to count_parts().
+ */
+pages cut_fast(place at, uint first, uint last)
+{
+	uint page = first / ABI_KV_PAGE_TOKENS;
+	uint n_pages = last / ABI_KV_PAGE_TOKENS + 1 - page;
+	uint n_part = max(push.part_keys / ABI_KV_PAGE_TOKENS,
+		(n_pages + at.n_most - 1) >> findMSB(at.n_most));
+
+	return pages(page + min(at.part * n_part, n_pages),
+		page + min((at.part + 1) * n_part, n_pages), n_part);
+}
+
+uint count_parts(uint first, uint last, uint n_part)
+{
+	uint n_pages = last / ABI_KV_PAGE_TOKENS + 1 - first / ABI_KV_PAGE_TOKENS;
+
+	return (n_pages + n_part - 1) / n_part;
+}
+
+/*
  * Partial sums: of each slot and query its highest score (in powers of 2) and the sum of weights,
  * then of each slot the sums [queries][head_dim] f32.
  */
@@ -192,24 +214,20 @@ shared bool is_last;
 
 /*
  * All invocations: the slot's sums are written. True in all of them when those of all n parts are,
- * which is so in one workgroup; the counter is 0 again then. The first invocation speaks for the
- * others to the other workgroups: what they wrote before the barrier is behind its release, and
- * what they read behind the next one before its acquire.
+ * which is so in one workgroup; the counter is 0 again then.
  */
 bool is_last_part(uint counter, uint n)
 {
-	groupMemoryBarrier();
+	memoryBarrierBuffer();
 	barrier();
 	if (gl_LocalInvocationIndex == 0) {
 		Counters counters = Counters(push.counters);
-		memoryBarrierBuffer();
 		is_last = atomicAdd(counters.at[counter], 1) == n - 1;
 		if (is_last)
 			atomicExchange(counters.at[counter], 0);
-		memoryBarrierBuffer();
 	}
-	groupMemoryBarrier();
 	barrier();
+	memoryBarrierBuffer();
 	return is_last;
 }
 

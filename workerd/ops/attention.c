@@ -30,7 +30,10 @@ enum {
 	/* What a part is worth: keys that a workgroup has in flight, or what a tile takes to begin.
 	 */
 	SPLIT_PART_KEYS = 128,
-	LONE_PART_KEYS = 32, /* of a step's only row: there are cores enough */
+	/* Of a step's only row: so many subgroups, and all workgroups there are run at once. */
+	LONE_SPLITS = 8,
+	LONE_PART_KEYS = 64,
+	LONE_GROUPS = 256,
 	TILE_PART_KEYS = 512,
 	/* All of a device's cores have something to do: parts of the only row of a step. */
 	PART_GROUPS = 512,
@@ -339,7 +342,8 @@ static struct abi_attention get_push(const struct op_attention_params *p)
 static void set_parts(const struct op_attention_params *p, uint32_t n_blocks, uint32_t part_keys,
 	struct abi_attention *push)
 {
-	uint32_t n = p->tune.n_parts ? p->tune.n_parts : max_u32(PART_GROUPS / n_blocks, 1);
+	uint32_t n_groups = p->n_rows == 1 && p->rope ? LONE_GROUPS : PART_GROUPS;
+	uint32_t n = p->tune.n_parts ? p->tune.n_parts : max_u32(n_groups / n_blocks, 1);
 
 	push->n_parts = p->partials && p->counters ? min_u32(n, ABI_ATTENTION_MAX_PARTS) : 1;
 	push->part_keys = p->tune.part_keys ? p->tune.part_keys : part_keys;
@@ -411,7 +415,9 @@ static int choose_split(const struct op_pool *pool, const struct op_attention_pa
 	enum op_attention_kind kind = p->tune.kind;
 	struct split s = {.n_heads = choose_split_heads(p),
 		.n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16,
-		.n_subgroups = info->is_software ? 1 : PART_SPLITS};
+		.n_subgroups = info->is_software ? 1
+			       : p->n_rows == 1  ? LONE_SPLITS
+						 : PART_SPLITS};
 
 	s.n_blocks = p->n_head / s.n_heads;
 	s.n_unroll = p->tune.n_unroll ? p->tune.n_unroll : s.n_unroll;
@@ -521,6 +527,14 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 	if (r)
 		return r;
 	set_parts(p, s.n_blocks, get_part_keys(p), &parts);
+	/* Without a division: see cut_fast(). */
+	if (p->n_rows == 1) {
+		uint32_t n_most = min_u32(parts.n_parts, ABI_ATTENTION_SLOTS / s.n_blocks);
+		while (n_most & (n_most - 1))
+			n_most &= n_most - 1;
+		parts.n_parts = max_u32(n_most, 1);
+		parts.part_keys = max_u32(parts.part_keys, KV_PAGE_TOKENS);
+	}
 	const struct abi_attention_fused push = {
 		.qkv = p->qkv,
 		.y = p->y,
@@ -549,10 +563,11 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 			(rope->is_interleaved ? ABI_ATTENTION_FLAG_NEIGHBOURS : 0));
 	kernel.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_FUSED_Q8_0
 						 : KERNELS_ATTENTION_FUSED_F16;
-	kernel.n_spec = ABI_ATTENTION_SPEC_NEXT + 1 - ABI_SPEC_KERNEL;
+	kernel.n_spec = ABI_ATTENTION_SPEC_GROUP + 1 - ABI_SPEC_KERNEL;
 	kernel.spec[ABI_ATTENTION_SPEC_ROT - ABI_SPEC_KERNEL] = rope->n_rot;
 	kernel.spec[ABI_ATTENTION_SPEC_CAP - ABI_SPEC_KERNEL] = float_bits(p->cap);
 	kernel.spec[ABI_ATTENTION_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0;
+	kernel.spec[ABI_ATTENTION_SPEC_GROUP - ABI_SPEC_KERNEL] = p->n_head / p->n_head_kv;
 	return op_pool_dispatch(pool, c, &kernel, &push, s.n_blocks * s.n_subgroups,
 		count_split_places(&s, p->n_rows, push.n_parts), ret_err);
 }
