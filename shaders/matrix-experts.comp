@@ -73,27 +73,6 @@ void store_output(uint i, uint j, float v)
 	y.at[at] = FINISH == ABI_TILE_FINISH_GATE ? silu(y.at[at]) * v : v;
 }
 
-/*
- * With two buffers: each subgroup puts its share of the next step into the other one before it
- * multiplies out of this, and no one waits in between: some decode while others multiply.
- */
-void sum_overlapped(uint n_steps)
-{
-	load_step(push.x, 0);
-	store_step(0, 0);
-	load_step(push.x, min(1, n_steps - 1));
-	for (uint s = 0; s < n_steps; s++) {
-		uint at = s % 2 * BUFFER;
-		operands o = get_operands(push.x, push.k, s, at, group.n);
-		barrier();
-		store_step(min(s + 1, n_steps - 1), BUFFER - at);
-		load_step(push.x, min(s + 2, n_steps - 1));
-		[[unroll]] for (int k = 0; k < BK / MAT_K; k++)
-			multiply(o, k);
-	}
-	barrier();
-}
-
 void main()
 {
 	uint n_pairs = Words(push.m).at[0] * push.n_used;
@@ -105,9 +84,6 @@ void main()
 	if (group.n == 0)
 		return;
 	start_tile(push.k);
-	if (N_BUFFERS == 2)
-		sum_overlapped(push.k / BK);
-	else
-		sum_steps(push.x, push.k, 0, push.k / BK, group.n);
+	sum_steps(push.x, push.k, 0, push.k / BK, group.n);
 	store_tile(group.n);
 }

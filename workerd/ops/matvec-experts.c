@@ -114,13 +114,13 @@ bool op_matvec_experts_wants_chain(const struct op_pool *pool)
 
 /*
  * Few outputs and many experts: what a GPU wants is that all of it is under way at once, evenly. So
- * there is a workgroup of 16 subgroups a core, and those of a pair share its outputs; for a row's
- * sums over its experts there are as many as there is work. Measured on an H200.
+ * there are three workgroups a core, and those of a pair share its outputs; for a row's sums over
+ * its experts there are as many as there is work. Measured on an H200.
  */
 struct op_matvec_experts_shape op_matvec_experts_choose(
 	const struct op_pool *pool, const struct op_experts_params *p)
 {
-	enum { MAX_UNROLL = 3 };
+	enum { MAX_UNROLL = 3, CORE_GROUPS = 3 };
 	struct op_matvec_experts_shape s = {.n_rows = 2, .n_unroll = 1, .n_subgroups = 1};
 	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
 
@@ -135,7 +135,8 @@ struct op_matvec_experts_shape op_matvec_experts_choose(
 	} else {
 		uint32_t n_pairs = p->n_rows * p->n_used;
 		s.is_held = true;
-		s.n_groups = op_pool_get_info(pool)->n_cores / n_pairs;
+		s.n_subgroups = 8;
+		s.n_groups = CORE_GROUPS * op_pool_get_info(pool)->n_cores / n_pairs;
 		s.n_groups = s.n_groups ? s.n_groups : 1;
 	}
 	if (p->next)
