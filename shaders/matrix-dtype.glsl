@@ -197,20 +197,20 @@ void w_load(uvec2 row, uint unit, out uint raw[W_RAW])
 }
 
 /*
- * Two bytes as two f16, less the bias: 0x6400 is 1024, whose last bit is 1, so a byte goes into it
- * as it is.
+ * Bytes 0 and 2 of a word as two f16, less the bias: 0x6400 is 1024, whose last bit is 1, so a byte
+ * goes into it as it is. Two bytes that lie so cost one instruction, neighbours three.
  */
-f16vec2 byte_halves(uint low, uint high, float16_t bias)
+f16vec2 byte_halves(uint bytes, float16_t bias)
 {
-	return unpackFloat2x16(0x64006400u | low | high << 16) - f16vec2(float16_t(1024.0) + bias);
+	return unpackFloat2x16(bytes & 0x00ff00ffu | 0x64006400u) -
+	       f16vec2(float16_t(1024.0) + bias);
 }
 
 /* d (q - bias) - e of 16 bytes q. */
 void expand(uvec4 q, float16_t bias, float16_t d, float16_t e, out uvec4 ret_quads[W_QUADS])
 {
 	[[unroll]] for (int i = 0; i < 4 && i < 2 * W_QUADS; i++) {
-		f16vec2 a = byte_halves(q[i] & 0xff, q[i] >> 8 & 0xff, bias);
-		f16vec2 b = byte_halves(q[i] >> 16 & 0xff, q[i] >> 24, bias);
+		f16vec2 a = byte_halves(q[i], bias), b = byte_halves(q[i] >> 8, bias);
 #if defined(DTYPE_Q4_K)
 		a = fma(a, f16vec2(d), f16vec2(-e));
 		b = fma(b, f16vec2(d), f16vec2(-e));
@@ -218,8 +218,8 @@ void expand(uvec4 q, float16_t bias, float16_t d, float16_t e, out uvec4 ret_qua
 		a *= d;
 		b *= d;
 #endif
-		ret_quads[i / 2][2 * (i % 2)] = packFloat2x16(a);
-		ret_quads[i / 2][2 * (i % 2) + 1] = packFloat2x16(b);
+		ret_quads[i / 2][2 * (i % 2)] = packFloat2x16(f16vec2(a.x, b.x));
+		ret_quads[i / 2][2 * (i % 2) + 1] = packFloat2x16(f16vec2(a.y, b.y));
 	}
 }
 
