@@ -55,6 +55,7 @@ static atomic_uint n_last_rows;
 static atomic_uint n_steps;  /* that are done */
 static atomic_uint n_flight; /* that are under way */
 static atomic_bool runs_ahead;
+static atomic_uint n_ahead;  /* steps submitted while another was under way */
 static atomic_uint n_picked; /* steps whose first token was left to the device */
 static atomic_uint n_waits;  /* plan_wait */
 static atomic_uint n_rests;  /* plan_rest */
@@ -258,6 +259,7 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 		usleep(first_step_us);
 	first_row = rows[0];
 	n_last_rows = n_rows;
+	n_ahead += n_flight > 0;
 	n_flight++;
 	return 0;
 }
@@ -267,9 +269,9 @@ int plan_finish(struct plan *p, struct err *ret_err)
 	(void)p;
 	(void)ret_err;
 	assert_true(n_flight > 0);
-	n_flight--;
 	if (is_gated)
 		sem_wait(&gate);
+	n_flight--;
 	n_steps++;
 	if (is_step_spilling)
 		has_spilled = true;
@@ -554,6 +556,8 @@ static void bench_open_with(struct bench *b, uint64_t park_after_ns, bool no_par
 	n_left = 0;
 	newest = 1;
 	is_gone = false;
+	runs_ahead = false;
+	n_flight = n_ahead = n_picked = n_waits = n_rests = 0;
 	is_gated = is_step_spilling = has_spilled = false;
 	sem_init(&gate, 0, 0);
 	make_generations();
@@ -597,6 +601,7 @@ static void bench_close(struct bench *b)
 	engine_free(b->engine);
 	message_free(receive_kind(b, MESSAGE_STOP));
 	assert_null(queue_take(b->out));
+	assert_int_equal(n_flight, 0);
 	for (uint32_t i = 0; i < N_SLOTS; i++)
 		assert_false(is_slot_open[i]);
 	assert_int_equal(n_stacks, 0);

@@ -2,6 +2,8 @@
 /* What the engine measures: slots of its own, steps between those of others, and nothing left. */
 #include "tests/unit/engine-bench.h"
 
+#include <sched.h>
+
 enum { OTHER_CLIENT = CLIENT + 1 };
 
 static struct message *new_bench(struct bench *b, uint32_t n_sessions, uint32_t n_depth,
@@ -97,6 +99,45 @@ static void test_warm(void **state)
 	assert_true(n_steps > 2);
 	is_gpu = false;
 	first_step_us = 0;
+	bench_close(&b);
+}
+
+/* Where it has the device to itself its steps run ahead, as those of generations do: as many. */
+static void test_runs_ahead(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	runs_ahead = true;
+	message_free(call(&b, new_bench(&b, 2, 0, 3, 20)));
+	n_steps = n_ahead = 0;
+	struct message *m = call(&b, new_run(&b, false, 0));
+	expect_phase(&m->bench_run.result->generate, 40, 20);
+	assert_int_equal(n_steps, 21);
+	assert_int_equal(n_ahead, 19);
+	assert_int_equal(n_flight, 0);
+	message_free(m);
+	/* One that is ended in a run leaves nothing under way. */
+	is_gated = true;
+	m = new_run(&b, false, 0);
+	queue_push(b.in, &m->node);
+	for (int i = 0; i < 5; i++)
+		sem_post(&gate);
+	while (n_flight < 2)
+		sched_yield();
+	struct message *end = new_request(&b, MESSAGE_BENCH_END);
+	queue_push(b.in, &end->node);
+	is_gated = false;
+	for (int i = 0; i < 5; i++)
+		sem_post(&gate);
+	for (int i = 0; i < 2; i++) {
+		struct message *answer = receive(&b);
+
+		assert_true(answer == m || answer == end);
+		message_free(answer);
+	}
+	assert_int_equal(n_flight, 0);
 	bench_close(&b);
 }
 
@@ -287,6 +328,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(test_run),
 		CASE(test_warm),
+		CASE(test_runs_ahead),
 		CASE(test_profile),
 		CASE(test_refusals),
 		CASE(test_disconnect),

@@ -2,6 +2,8 @@
 /* Requests, tokens and failures of the engine. */
 #include "tests/unit/engine-bench.h"
 
+#include <sched.h>
+
 static struct message *start(struct bench *b, uint64_t session, uint32_t n_predict)
 {
 	struct message *m = new_request(b, MESSAGE_GENERATE);
@@ -56,6 +58,83 @@ static void test_generate(void **state)
 	bench_close(&b);
 	/* After the first generation, and at the end. */
 	assert_int_equal(n_cache_saves, 2);
+}
+
+/* Steps that run ahead: as many tokens as ever, and nothing is under way when it is over. */
+static void test_runs_ahead(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	runs_ahead = true;
+	uint64_t session = open_session(&b);
+	struct message *m = start(&b, session, 12);
+	for (int i = 0; i < 12; i++)
+		expect_token(&b, 1, "bc");
+	assert_ptr_equal(receive(&b), m);
+	assert_int_equal(m->generate.finished.reason, MESSAGE_REASON_LENGTH);
+	message_free(m);
+	/* The first step and the one behind it have tokens that the host knows. */
+	assert_in_range(n_picked, 1, 10);
+	assert_int_equal(n_steps, 12);
+	/* What has been computed further than the end is waited for, and nobody hears of it. */
+	is_gated = true;
+	m = start(&b, session, 0);
+	for (int i = 0; i < 3; i++) {
+		sem_post(&gate);
+		expect_token(&b, 1, "bc");
+	}
+	next_token = END;
+	is_gated = false;
+	sem_post(&gate);
+	struct message *last;
+	while ((last = receive(&b)) != m) {
+		assert_int_equal(last->kind, MESSAGE_TOKEN);
+		message_free(last);
+	}
+	assert_int_equal(m->generate.finished.reason, MESSAGE_REASON_STOP);
+	message_free(m);
+	while (n_flight || !n_rests)
+		sched_yield();
+	bench_close(&b);
+}
+
+/* Whoever asks for something finds no step under way, and waits for one at most. */
+static void test_ahead_of_a_request(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b);
+	runs_ahead = true;
+	is_gated = true;
+	uint64_t session = open_session(&b);
+	struct message *m = start(&b, session, 0);
+	for (int i = 0; i < 5; i++) {
+		sem_post(&gate);
+		expect_token(&b, 1, "bc");
+	}
+	/* The engine is in the step behind these: that, and the one that may have run ahead. */
+	struct message *cancel = new_request(&b, MESSAGE_CANCEL);
+	cancel->session = session;
+	queue_push(b.in, &cancel->node);
+	uint32_t n_before = n_steps;
+	sem_post(&gate);
+	sem_post(&gate);
+	struct message *last = receive(&b);
+	for (; last->kind == MESSAGE_TOKEN; last = receive(&b))
+		message_free(last);
+	assert_in_range(n_steps - n_before, 1, 2);
+	assert_ptr_equal(last, m);
+	assert_int_equal(m->generate.finished.reason, MESSAGE_REASON_CANCELLED);
+	message_free(m);
+	assert_ptr_equal(receive(&b), cancel);
+	assert_int_equal(cancel->code, 0);
+	message_free(cancel);
+	assert_int_equal(n_flight, 0);
+	is_gated = false;
+	bench_close(&b);
 }
 
 /* What a client may find is its user's, or where that is not known nobody else's. */
@@ -315,6 +394,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(test_generate),
+		CASE(test_runs_ahead),
+		CASE(test_ahead_of_a_request),
 		CASE(test_scope),
 		CASE(test_begins_with_bos),
 		CASE(test_status),
