@@ -185,7 +185,7 @@ static void test_host_is_needed(void **state)
 	assert_true(fake.n_ahead >= 10);
 	expect_tokens(1, N_PROMPT, 3, 8);
 	expect_tokens(2, N_PROMPT, 4, 20);
-	m = new_generate(CLIENT, first, 3, 4);
+	m = new_generate(CLIENT, first, 0, 4);
 	m->generate.n_logprobs = 2;
 	check_ok(scheduler_generate(s, m, &e), &e);
 	m = new_generate(CLIENT, second, 4, 4);
