@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/util/clock.h"
 #include "tests/vulkan/on-device.h"
 
 #include <vulkan/vulkan_core.h>
@@ -234,6 +235,32 @@ static void test_lost_at_submit(void **state)
 	bench_free(&b);
 }
 
+/* Expected when it is done, long before, never, or as soon as it is not: done when it returns. */
+static void test_wait_due(void **state)
+{
+	static const int64_t offsets_ns[] = {0, -1000000000, 1000, 400000, 3000000, 30000000};
+	struct bench b = bench_new();
+	struct vk_command *c = record(&b, 1, 1000, 100);
+	struct err e = ERR_NULL;
+	uint64_t ticket = 0;
+
+	(void)state;
+	for (unsigned i = 0; i < ARRAY_SIZE(offsets_ns); i++) {
+		uint64_t start_ns = clock_now_ns();
+
+		on_device_check(vk_submit(b.d, &c, 1, &e, &ticket), &e, "submit");
+		assert_int_equal(
+			vk_submit_wait_due(b.d, ticket, start_ns + (uint64_t)offsets_ns[i]), 0);
+		assert_true(vk_submit_is_done(b.d, ticket));
+		/* It is no wait for a time. */
+		assert_int_equal(
+			vk_submit_wait_due(b.d, ticket, start_ns + UINT64_C(60000000000)), 0);
+	}
+	assert_int_equal(vk_submit_wait_due(b.d, ticket + 1, 0), -EINVAL);
+	vk_command_free(c);
+	bench_free(&b);
+}
+
 static void test_lost_at_wait(void **state)
 {
 	struct err e = ERR_NULL;
@@ -268,6 +295,7 @@ int main(void)
 		CASE(test_order),
 		CASE(test_timeout),
 		CASE(test_refused),
+		CASE(test_wait_due),
 		CASE(test_lost_at_submit),
 		CASE(test_lost_at_wait),
 	};
