@@ -132,11 +132,11 @@ static int engine_finish(void *userdata, struct err *ret_err, const float **ret_
 	return plan_finish(e->stack->plan, ret_err);
 }
 
-/* Has the device nothing to do but steps, and the host nothing at all, as far as is known? */
-static bool engine_is_quiet(const struct engine *e)
+/* Does anybody want something that is done between two steps? */
+static bool engine_is_asked(const struct engine *e)
 {
-	return queue_is_empty(e->params.in) && !publisher_is_due(e) && !bencher_is_due(e) &&
-	       !tuner_is_due(e) && clock_now_ns() < engine_get_deadline(e);
+	return !queue_is_empty(e->params.in) || publisher_is_due(e) || bencher_is_due(e) ||
+	       tuner_is_due(e);
 }
 
 /* Whoever has asked for something would wait for one step more. */
@@ -144,7 +144,7 @@ static bool engine_may_run_ahead(void *userdata, uint32_t n_rows)
 {
 	const struct engine *e = userdata;
 
-	return engine_is_quiet(e) && plan_can_run_ahead(e->stack->plan, n_rows);
+	return !engine_is_asked(e) && plan_can_run_ahead(e->stack->plan, n_rows);
 }
 
 static const struct abi_best *engine_get_best(void *userdata)
@@ -500,11 +500,13 @@ static void engine_step(struct engine *e)
 {
 	struct err error = ERR_NULL;
 
+	const struct queue_node *held = e->held;
 	e->is_holding = true;
 	int r = scheduler_step(e->scheduler, &error);
 	e->is_holding = false;
-	/* Else there is a step to be submitted first. */
-	if (r || scheduler_step_count(e->scheduler) || !scheduler_is_busy(e->scheduler))
+	/* Else there is a step to be submitted first; unless there was none to be made just now. */
+	if (r || scheduler_step_count(e->scheduler) || !scheduler_is_busy(e->scheduler) ||
+		(held && e->held == held))
 		engine_flush(e);
 	if (!r)
 		r = stack_check_spills(e->stack, &e->site, &error);
@@ -541,7 +543,8 @@ static void *engine_run(void *userdata)
 		}
 		if (engine_serve_queue(e, &stop))
 			break;
-		if (!engine_is_quiet(e))
+		if (engine_is_asked(e) || (scheduler_step_count(e->scheduler) &&
+						  clock_now_ns() >= engine_get_deadline(e)))
 			engine_settle(e);
 		if (!e->code)
 			publisher_attend(e);
