@@ -562,6 +562,7 @@ struct abi_best_push {
 	ABI_ADDRESS parts;  /* [m][n_parts][ABI_BEST_N] struct abi_best */
 	ABI_ADDRESS y;      /* [m][ABI_BEST_N] struct abi_best */
 	ABI_ADDRESS picked; /* [m] u32, the index of the best, 0 where there is none; 0: nowhere */
+	ABI_ADDRESS asked;  /* [m] u32, 1: of the row the best alone, else all; 0: all of each */
 	ABI_ADDRESS m;      /* u32: rows of this step */
 	ABI_U32 n;
 	ABI_U32 n_parts; /* of a row: 1 to ABI_BEST_PARTS */

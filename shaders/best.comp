@@ -9,7 +9,8 @@
  *
  * Shapes: logits [m][n] f32, parts [m][n_parts][ABI_BEST_N] struct abi_best, y [m][ABI_BEST_N]
  * struct abi_best; where there are fewer, the last have the index ABI_BEST_NONE. MERGE writes the
- * index of the first of y to picked [m] u32 too, for whoever computes the next step.
+ * index of the first of y to picked [m] u32 too, for whoever computes the next step. Of a row of
+ * which the best alone is asked for, the rest is as where there are no more.
  * Grid: PARTS x: n_parts workgroups, MERGE x: 1; y: rows. Rows beyond *m are not computed.
  * Bindings: none; addresses in struct abi_best_push.
  *
@@ -205,6 +206,51 @@ void select()
 	barrier();
 }
 
+/* The better of two, as select orders them; 0 is none. */
+void keep_better(inout uint key, inout uint index, uint other_key, uint other_index)
+{
+	if (other_key > key || (other_key == key && other_index < index)) {
+		key = other_key;
+		index = other_index;
+	}
+}
+
+/* The best alone; of parts the first of each, which is all that there is. */
+void select_first()
+{
+#if defined(BEST_PARTS)
+	const uint stride = 1;
+#else
+	const uint stride = ABI_BEST_N;
+#endif
+	uint n = n_items(), best = 0, best_index = ABI_BEST_NONE;
+
+	for (uint i = local_id() * stride; i < n; i += LOCAL_SIZE * stride) {
+		uint key, index;
+		load(i, key, index);
+		keep_better(best, best_index, key, index);
+	}
+	[[unroll]] for (int level = 0; level < MAX_LEVELS; level++)
+		if ((1u << level) < SUBGROUP) {
+			uint key = subgroupShuffleXor(best, 1u << level);
+			uint index = subgroupShuffleXor(best_index, 1u << level);
+			keep_better(best, best_index, key, index);
+		}
+	if (lane() == 0) {
+		taken_key[gl_SubgroupID] = best;
+		taken_index[gl_SubgroupID] = best_index;
+	}
+	barrier();
+	if (local_id() == 0) {
+		for (uint s = 1; s < LOCAL_SIZE / SUBGROUP; s++)
+			keep_better(best, best_index, taken_key[s], taken_index[s]);
+		taken_key[0] = best;
+		taken_index[0] = best_index;
+		n_taken = best != 0 ? 1 : 0;
+	}
+	barrier();
+}
+
 /* How many of those taken are better than i. */
 uint rank(uint i)
 {
@@ -230,7 +276,10 @@ void main()
 	row = gl_WorkGroupID.y;
 	if (row >= Words(push.m).at[0])
 		return;
-	select();
+	if (push.asked != uvec2(0) && Words(push.asked).at[row] == 1)
+		select_first();
+	else
+		select();
 #if defined(BEST_PARTS)
 	PairsOut y = PairsOut(
 		address_at(push.parts, row * push.n_parts + gl_WorkGroupID.x, ABI_BEST_N * 8));

@@ -52,9 +52,10 @@ int must_check vk_submit_on(struct vk_device *d, enum vk_queue queue,
 int must_check vk_submit_wait(struct vk_device *d, uint64_t ticket, uint64_t timeout_ns);
 
 /*
- * Waits for ever for what is expected to be done at due_ns (CLOCK_MONOTONIC): sleeps until shortly
- * before, polls around it, and sleeps again where it takes much longer. So nobody hears of it late,
- * and the processor is free for most of the time. Errors as vk_submit_wait.
+ * Waits for ever for what is expected to be done at due_ns (CLOCK_MONOTONIC): naps until shortly
+ * before, polls around it, and sleeps where it takes much longer. So nobody hears of it late, or by
+ * a nap where it was done much earlier, and the processor is free for most of the time. Errors as
+ * vk_submit_wait.
  */
 int must_check vk_submit_wait_due(struct vk_device *d, uint64_t ticket, uint64_t due_ns);
 

@@ -277,7 +277,7 @@ static uint32_t gather_prompt(const struct engine *e, struct bencher *b, uint32_
 		add_row(e, b, n++, b->session, b->position++);
 		if (b->position < n_end)
 			continue;
-		b->want[(*ret_n_want)++] = n - 1;
+		b->want[(*ret_n_want)++] = (n - 1) | PLAN_FIRST;
 		b->session++;
 		b->position = n_begin;
 	}
@@ -288,7 +288,7 @@ static uint32_t gather_decode(const struct engine *e, struct bencher *b, uint32_
 {
 	for (uint32_t i = 0; i < b->n_sessions; i++) {
 		add_row(e, b, i, i, b->n_depth + b->n_prompt + b->n_given);
-		b->want[i] = i;
+		b->want[i] = i | PLAN_FIRST;
 	}
 	b->n_given++;
 	*ret_n_want = b->n_sessions;

@@ -43,8 +43,10 @@ void lane_write(struct lane *l, const struct plan_row *rows, uint32_t n_rows, co
 		l->rows[i] = (struct abi_row){
 			.token = rows[i].token, .position = rows[i].position, .slot = rows[i].slot};
 	lane_fill_spans(l, n_rows);
-	for (uint32_t i = 0; i < n_want; i++)
-		l->want[i] = want[i];
+	for (uint32_t i = 0; i < n_want; i++) {
+		l->want[i] = want[i] & ~PLAN_FIRST;
+		l->asked[i] = want[i] & PLAN_FIRST ? 1 : ABI_BEST_N;
+	}
 }
 
 int lane_get_command(struct lane *l, const struct lane_recorder *recorder, uint32_t bucket,

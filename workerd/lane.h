@@ -31,6 +31,7 @@ struct lane {
 	/* All mapped, see plan_layout. */
 	struct plan_io *step;
 	uint32_t *want;              /* [n_logit_rows] */
+	uint32_t *asked;             /* [n_logit_rows] */
 	struct abi_row *rows;        /* [n_rows] */
 	uint32_t *spans;             /* of n_span_rows, see op_attention_fill_spans */
 	const struct abi_best *best; /* [n_logit_rows][ABI_BEST_N] */

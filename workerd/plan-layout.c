@@ -31,7 +31,8 @@ bool plan_layout_get(const struct plan_params *params, uint32_t n_vocab, uint64_
 
 	/* What every step has is in front, so that a step of few rows is a short beginning. */
 	return bytes_align(sizeof(struct plan_io), 16, &ret->want) &&
-	       bytes_align(ret->want + 4ull * params->n_logit_rows, 64, &ret->rows) &&
+	       bytes_align(ret->want + 4ull * params->n_logit_rows, 16, &ret->asked) &&
+	       bytes_align(ret->asked + 4ull * params->n_logit_rows, 64, &ret->rows) &&
 	       bytes_align(ret->rows + sizeof(struct abi_row) * params->n_rows, 64, &ret->spans) &&
 	       bytes_align(ret->spans + op_attention_span_bytes(params->n_rows), 256,
 		       &ret->n_lane_bytes) &&

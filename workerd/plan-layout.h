@@ -31,6 +31,7 @@ struct plan_io {
 /* Offsets into a lane, which the mirror brings to the device, then into io memory. */
 struct plan_layout {
 	uint64_t want;
+	uint64_t asked; /* of the wanted rows, see op_best */
 	uint64_t rows;
 	uint64_t spans;        /* see op_attention_fill_spans */
 	uint64_t n_lane_bytes; /* lane i is at i times this */

@@ -170,6 +170,7 @@ static void make_lanes(struct plan *p, const struct plan_layout *io, uint64_t lo
 			.index = i,
 			.step = (struct plan_io *)lane,
 			.want = (uint32_t *)(lane + io->want),
+			.asked = (uint32_t *)(lane + io->asked),
 			.rows = (struct abi_row *)(lane + io->rows),
 			.spans = (uint32_t *)(lane + io->spans),
 			.best = (const struct abi_best *)(base + best),
@@ -234,6 +235,7 @@ static int make_memories(struct plan *p, struct err *ret_err)
 		.n_want = scratch_address + scratch.step + offsetof(struct plan_io, n_want),
 		.rows = scratch_address + scratch.step + io.rows,
 		.want = scratch_address + scratch.step + io.want,
+		.asked = scratch_address + scratch.step + io.asked,
 		.turns = scratch_address + scratch.constants,
 		.expert_tables = scratch_address + scratch.constants + constants.tables,
 		.spans = needs.n_tile_rows ? scratch_address + scratch.step + io.spans : 0,
@@ -589,11 +591,14 @@ static int check_step(const struct plan *p, const struct plan_row *rows, uint32_
 				"step: row %u: slot: expected below %u, found %u", i, k->n_slots,
 				rows[i].slot);
 	}
-	for (uint32_t i = 0; i < n_want; i++)
-		if (want[i] >= n_rows || (i > 0 && want[i] <= want[i - 1]))
+	for (uint32_t i = 0; i < n_want; i++) {
+		uint32_t row = want[i] & ~PLAN_FIRST;
+
+		if (row >= n_rows || (i > 0 && row <= (want[i - 1] & ~PLAN_FIRST)))
 			return err_set(ret_err, EINVAL,
 				"step: wanted row %u: expected ascending and below %u, found %u", i,
-				n_rows, want[i]);
+				n_rows, row);
+	}
 	return 0;
 }
 

@@ -80,6 +80,9 @@ struct plan_counters {
  */
 #define PLAN_PICKED UINT32_C(0x80000000)
 
+/* As a wanted row, PLAN_FIRST | row: of its best logits the first alone is looked at. */
+#define PLAN_FIRST UINT32_C(0x80000000)
+
 /* One token of one session in a step. */
 struct plan_row {
 	uint32_t token;

@@ -475,6 +475,7 @@ static int record_best(const struct recorder *r, const struct graph_op *op)
 		.parts = r->a->parts,
 		.y = r->a->best,
 		.picked = r->a->picked,
+		.asked = r->a->asked,
 		.m = r->a->n_want,
 		.n = r->g->values[op->best.logits].width,
 		.n_rows = r->n_rows,

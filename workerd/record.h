@@ -28,6 +28,7 @@ struct record_addresses {
 	uint64_t n_want;  /* u32 */
 	uint64_t rows;    /* [n_rows] struct abi_row */
 	uint64_t want;    /* [n_want] u32 */
+	uint64_t asked;   /* [n_want] u32, of op_best */
 	uint64_t turns;   /* [n_rot / 2] u64 */
 	uint64_t spans;   /* of up to n_spans rows, see op_attention_fill_spans; 0: none */
 	uint32_t n_spans;

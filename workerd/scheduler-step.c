@@ -90,7 +90,11 @@ static void add_row(
 /* The last row of session i has logits that are needed. */
 static void add_want(struct scheduler *s, struct scheduler_flight *f, uint32_t i)
 {
-	s->want[f->n_want] = f->n_rows - 1;
+	const struct session *session = &s->sessions[i];
+	/* Completions of a prompt, which begin with the same logits, may draw theirs. */
+	bool is_first = session_is_greedy(session) && !session->generate->generate.n_branches;
+
+	s->want[f->n_want] = (f->n_rows - 1) | (is_first ? PLAN_FIRST : 0);
 	f->want[i] = f->n_want++;
 }
 

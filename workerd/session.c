@@ -254,6 +254,13 @@ bool session_is_decoding(const struct session *s)
 	       session_get_n_due(s) == 1;
 }
 
+bool session_is_greedy(const struct session *s)
+{
+	const struct message_generate *g = &s->generate->generate;
+
+	return !s->cursor && !g->n_logprobs && sampler_is_greedy(s->sampler);
+}
+
 enum session_outlook session_get_outlook(const struct session *s)
 {
 	/* Without a token so far it may have completions that begin with its logits. */
@@ -263,10 +270,8 @@ enum session_outlook session_get_outlook(const struct session *s)
 	if (g->finished.generated_tokens + 1 == g->n_predict ||
 		(s->n_tokens + 1 >= s->n_ctx && !g->is_shifting))
 		return SESSION_ENDS;
-	return s->cursor || g->n_logprobs || s->n_tokens + 1 >= s->n_ctx ||
-			       !sampler_is_greedy(s->sampler)
-		       ? SESSION_UNKNOWN
-		       : SESSION_GREEDY;
+	return session_is_greedy(s) && s->n_tokens + 1 < s->n_ctx ? SESSION_GREEDY
+								  : SESSION_UNKNOWN;
 }
 
 int session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask)

@@ -122,6 +122,9 @@ bool session_is_decoding(const struct session *s);
 
 enum session_outlook session_get_outlook(const struct session *s);
 
+/* Is the next token that of the largest logit (of equal ones the lowest id), in any case? */
+bool session_is_greedy(const struct session *s);
+
 /* Which tokens may be chosen: see grammar_get_mask. *ret_mask is NULL where every one may. */
 int must_check session_get_mask(struct session *s, struct err *ret_err, const uint32_t **ret_mask);
 

@@ -230,7 +230,7 @@ static inline int fake_submit(void *userdata, const struct plan_row *rows, uint3
 		if (f->n_computed[slot] == rows[i].position)
 			f->n_computed[slot]++;
 		f->n_slot_rows[slot]++;
-		if (k < n_want && want[k] == i) {
+		if (k < n_want && (want[k] & ~PLAN_FIRST) == i) {
 			uint32_t next = fake_next(f->kv[slot], rows[i].position + 1);
 
 			for (uint32_t t = 0; t < N_VOCAB; t++)

@@ -64,14 +64,20 @@ static void run(struct op_arena *a, uint32_t n, uint32_t m, uint32_t n_rows, enu
 	uint64_t logits = op_arena_take_floats(a, (uint64_t)m * n);
 	uint64_t parts = op_arena_take(a, OP_BEST_PARTS_BYTES * m, 0);
 	uint64_t y = op_arena_take(a, n_bytes, 0);
+	bool has_asked = op_arena_random(a, 0, 3) > 0;
+	uint64_t asked = op_arena_take(a, sizeof(uint32_t) * m, 0);
 	bool has_picked = op_arena_random(a, 0, 3) > 0;
 	uint64_t picked = op_arena_take(a, sizeof(uint32_t) * m, 0);
 	for (uint32_t i = 0; i < m * n; i++)
 		op_arena_floats(a, logits)[i] = fill_one(a, fill, i);
+	uint32_t *n_asked = (uint32_t *)(a->map + asked);
+	for (uint32_t i = 0; i < m; i++)
+		n_asked[i] = op_arena_random(a, 0, 1) ? 1 : ABI_BEST_N;
 	const struct op_best_params p = {.logits = op_arena_address(a, logits),
 		.parts = op_arena_address(a, parts),
 		.y = op_arena_address(a, y),
 		.picked = has_picked ? op_arena_address(a, picked) : 0,
+		.asked = has_asked ? op_arena_address(a, asked) : 0,
 		.m = op_arena_address(a, op_arena_take_u32(a, m)),
 		.n = n,
 		.n_rows = n_rows};
@@ -85,6 +91,8 @@ static void run(struct op_arena *a, uint32_t n, uint32_t m, uint32_t n_rows, enu
 		const struct abi_best *found =
 			(const struct abi_best *)(a->map + y) + (uint64_t)i * ABI_BEST_N;
 		find_best(op_arena_floats(a, logits) + (uint64_t)i * n, n, expected);
+		for (uint32_t k = 1; has_asked && n_asked[i] == 1 && k < ABI_BEST_N; k++)
+			expected[k] = (struct abi_best){.index = ABI_BEST_NONE};
 		/* A token that there is, whatever the logits. */
 		uint32_t best = expected[0].index == ABI_BEST_NONE ? 0 : expected[0].index;
 		if (has_picked && ((const uint32_t *)(a->map + picked))[i] != best)

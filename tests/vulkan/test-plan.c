@@ -362,7 +362,7 @@ static void fill_ahead(const struct ahead *a, uint32_t n, bool is_known, struct 
 
 static void submit(const struct plan_row *rows, uint32_t n_rows)
 {
-	static const uint32_t want[N_AHEAD_SLOTS] = {0, 1};
+	static const uint32_t want[N_AHEAD_SLOTS] = {0, 1 | PLAN_FIRST};
 	struct err e = ERR_NULL;
 
 	on_device_check(plan_submit(plan, rows, n_rows, want, n_rows, &e), &e, "submit");
@@ -378,8 +378,19 @@ static void finish_ahead(struct ahead *a, uint32_t n)
 	on_device_check(plan_finish(plan, &e), &e, "finish");
 	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++)
 		a->tokens[s][n + 1] = plan_get_best(plan)[s * ABI_BEST_N].index;
+	/* The second has asked for the first alone. */
+	assert_int_not_equal(plan_get_best(plan)[1].index, ABI_BEST_NONE);
+	assert_int_equal(plan_get_best(plan)[ABI_BEST_N + 1].index, ABI_BEST_NONE);
 	on_device_check(plan_get_logits(plan, &e, &logits), &e, "logits");
 	memcpy(a->logits + (uint64_t)n * n_row_logits, logits, sizeof(float) * n_row_logits);
+	for (uint32_t s = 0; s < N_AHEAD_SLOTS; s++) {
+		const float *row = logits + (uint64_t)s * n_vocab;
+		uint32_t best = 0;
+
+		for (uint32_t t = 1; t < n_vocab; t++)
+			best = row[t] > row[best] ? t : best;
+		assert_int_equal(a->tokens[s][n + 1], best);
+	}
 }
 
 static void init_ahead(struct ahead *a)

@@ -24,6 +24,7 @@ int op_best_record(struct op_pool *pool, struct vk_command *c, const struct op_b
 		.parts = p->parts,
 		.y = p->y,
 		.picked = p->picked,
+		.asked = p->asked,
 		.m = p->m,
 		.n = p->n,
 		.n_parts = op_best_count_parts(p->n)};

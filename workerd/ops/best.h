@@ -2,7 +2,7 @@
 #ifndef WORKERD_OPS_BEST_H
 #define WORKERD_OPS_BEST_H
 
-/* The ABI_BEST_N best logits of each row, best first (shaders/best.comp). */
+/* The ABI_BEST_N best logits of each row, or the best alone, best first (shaders/best.comp). */
 #include <stdint.h>
 
 #include "proto/util/cleanup.h"
@@ -16,6 +16,7 @@ struct op_best_params {
 	uint64_t parts;  /* of [m] times OP_BEST_PARTS_BYTES, free to be written */
 	uint64_t y;      /* of [m][ABI_BEST_N] struct abi_best */
 	uint64_t picked; /* of [m] u32: the index of each row's best, 0 without; 0: nobody asks */
+	uint64_t asked;  /* of [m] u32: 1 where the best of a row is enough; 0: nowhere */
 	uint64_t m;      /* of u32: rows of the step */
 	uint32_t n;
 	uint32_t n_rows; /* the most that m can be */
