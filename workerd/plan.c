@@ -24,7 +24,10 @@
 #include "workerd/kv.h"
 #include "workerd/lane.h"
 #include "workerd/mirror.h"
+#include "workerd/plan-check.h"
+#include "workerd/plan-internal.h"
 #include "workerd/plan-layout.h"
+#include "workerd/plan-sample.h"
 #include "workerd/ops/attention.h"
 #include "workerd/ops/matrix.h"
 #include "workerd/ops/pool.h"
@@ -34,44 +37,6 @@
 #include "workerd/tuning-file.h"
 #include "workerd/turns.h"
 #include "workerd/weights.h"
-
-/*
- * How streaming is measured: with so many rows at most (more read each weight so often that copying
- * pays wherever it ever does), of tokens far apart, the best of some runs (the first may compile).
- */
-enum { MAX_SAMPLE_ROWS = 64, SAMPLE_STRIDE = 7919, N_SAMPLE_RUNS = 3 };
-
-struct plan {
-	struct vk_device *d;
-	const struct weights *weights;
-	struct kv *kv;
-	struct plan_params params;
-	uint32_t n_vocab;
-	struct graph graph;
-	struct op_pool *pool;
-	struct mirror *mirror;
-	struct tuning *tuning; /* that the pool has; NULL: none */
-	struct vk_memory
-		*scratch;     /* values, then constants: turns [n_rot / 2] u64, plan_constants */
-	struct vk_memory *io; /* lanes, constants on their way, best, logits */
-	struct lane lanes[PLAN_LAYOUT_LANES];
-	uint32_t n_flight;       /* steps under way: from first on, each in the lane behind */
-	uint32_t first;          /* lane of the oldest step that is under way */
-	const struct lane *done; /* of the step that was finished last; NULL: it failed */
-	const float *logits;     /* mapped, [n_logit_rows][n_vocab] */
-	uint64_t logits_at;      /* in io memory */
-	bool has_logits;         /* those of the last step are there */
-	struct vk_command *copy; /* of logits */
-	struct record_addresses addresses; /* of lane 0 */
-	struct gather *gather;             /* NULL: the embedding can be read where it is */
-	struct stream *stream;             /* NULL: every weight can, and is */
-	struct expert_cache *experts;      /* NULL: none is cached */
-	struct plan_counters counters;
-	uint64_t usual_ns[LANE_MAX_BUCKETS]; /* that a step takes; 0: none was made */
-	uint64_t end_ns;                     /* when the last step was seen to be done */
-	struct plan_times times;             /* of the last step */
-	struct profile *profile;             /* borrowed; NULL: none */
-};
 
 static int get_command(struct plan *p, struct lane *l, uint32_t bucket, bool is_head,
 	struct err *ret_err, struct vk_command **ret_command)
@@ -85,28 +50,6 @@ static int get_command(struct plan *p, struct lane *l, uint32_t bucket, bool is_
 enum plan_kernels plan_choose_kernels(const struct vk_device *d)
 {
 	return vk_device_get_info(d)->is_software ? PLAN_KERNELS_EXACT : PLAN_KERNELS_FAST;
-}
-
-static int check_model(const struct weights *w, const struct kv *kv,
-	const struct plan_params *params, struct err *ret_err)
-{
-	const struct manifest_hparams *hp = w->manifest->hparams;
-	const struct kv_params *k = kv_get_params(kv);
-
-	if (params->n_rows == 0 || params->n_rows > LANE_MAX_ROWS)
-		return err_set(ret_err, EINVAL, "plan: rows: expected 1 to %d, found %u",
-			LANE_MAX_ROWS, params->n_rows);
-	if (params->n_logit_rows == 0 || params->n_logit_rows > params->n_rows)
-		return err_set(ret_err, EINVAL,
-			"plan: rows with logits: expected 1 to %u, found %u", params->n_rows,
-			params->n_logit_rows);
-	if (k->n_layers != hp->n_layers || k->n_head_kv != hp->n_head_kv ||
-		k->head_dim != hp->head_dim_k)
-		return err_set(ret_err, EINVAL,
-			"plan: kv cache: expected %u layers of %u heads of %u, found %u, %u, %u",
-			hp->n_layers, hp->n_head_kv, hp->head_dim_k, k->n_layers, k->n_head_kv,
-			k->head_dim);
-	return 0;
 }
 
 static int make_memory(struct plan *p, enum vk_memory_role role, uint64_t n_bytes,
@@ -338,93 +281,10 @@ static int make_stream(struct plan *p, const struct weights *w, struct err *ret_
 	return 0;
 }
 
-/* The shortest of some runs of the layers before end_op, streamed or not. */
-static int time_sample(struct plan *p, uint32_t bucket, uint32_t end_op, struct vk_command *direct,
-	struct err *ret_err, uint64_t *ret_ns)
-{
-	uint64_t best_ns = UINT64_MAX;
-
-	for (int i = 0; i < N_SAMPLE_RUNS; i++) {
-		uint64_t ticket = 0, start_ns = clock_now_ns();
-		int r = direct ? vk_submit(p->d, &direct, 1, ret_err, &ticket)
-			       : stream_submit(p->stream, bucket, false, end_op, ret_err, &ticket);
-
-		if (!r)
-			r = vk_submit_wait(p->d, ticket, UINT64_MAX);
-		if (r)
-			return r;
-		uint64_t ns = clock_now_ns() - start_ns;
-		if (ns < best_ns)
-			best_ns = ns;
-	}
-	*ret_ns = best_ns;
-	return 0;
-}
-
-static int compare(struct plan *p, uint32_t bucket, struct err *ret_err, bool *ret_is_better)
-{
-	uint32_t end_op = stream_get_sample_end(p->stream);
-	const struct record_range range = {.end = end_op};
-	struct record_addresses addresses = p->addresses;
-	uint64_t direct_ns = 0, stream_ns = 0;
-	struct vk_command *c = NULL;
-
-	struct vk_command *mirror = NULL;
-	uint64_t ticket = 0;
-
-	/* A sample's experts would all be in the cache at its second run, unlike a prompt's. */
-	addresses.expert_caches = NULL;
-	int r = mirror_get_command(
-		p->mirror, 0, bucket, kv_get_table_version(p->kv), ret_err, &mirror);
-	if (!r)
-		r = vk_command_new(p->d, 0, ret_err, &c);
-	if (!r)
-		r = record_graph(&p->graph, &addresses, p->pool, 1u << bucket, &range, ret_err, c);
-	if (!r)
-		r = vk_submit(p->d, &mirror, 1, ret_err, &ticket);
-	if (!r)
-		r = time_sample(p, bucket, end_op, c, ret_err, &direct_ns);
-	vk_command_free(c);
-	if (!r)
-		r = stream_prepare(p->stream, bucket, false, ret_err);
-	if (!r)
-		r = time_sample(p, bucket, end_op, NULL, ret_err, &stream_ns);
-	if (r)
-		return r;
-	log_debug("weights in host memory: %u rows: %" PRIu64 " us where they are, %" PRIu64
-		  " us copied",
-		1u << bucket, direct_ns / 1000, stream_ns / 1000);
-	*ret_is_better = stream_ns < direct_ns;
-	return 0;
-}
-
-/* From how many rows on copying pays on this device, with rows of a slot that nobody has yet. */
 static int measure(struct plan *p, struct err *ret_err)
 {
-	const struct kv_params *k = kv_get_params(p->kv);
-	uint32_t n_max = p->params.n_rows < MAX_SAMPLE_ROWS ? p->params.n_rows : MAX_SAMPLE_ROWS;
-	bool is_better = !stream_get_sample_end(p->stream);
-	struct lane *l = &p->lanes[0];
-	uint32_t slot, bucket = 0;
+	int r = plan_sample_measure(p, ret_err);
 
-	n_max = n_max < k->n_ctx ? n_max : k->n_ctx;
-	int r = kv_open(p->kv, ret_err, &slot);
-	if (r)
-		return r;
-	r = kv_reserve(p->kv, slot, n_max, ret_err);
-	l->is_spread = false; /* all are of one session */
-	for (uint32_t i = 0; i < n_max; i++)
-		l->rows[i] = (struct abi_row){
-			.token = i * SAMPLE_STRIDE % p->n_vocab, .position = i, .slot = slot};
-	for (; !r && !is_better && 1u << bucket <= n_max; bucket++) {
-		l->step->n_rows = 1u << bucket;
-		lane_fill_spans(l, 1u << bucket);
-		r = compare(p, bucket, ret_err, &is_better);
-	}
-	kv_close(p->kv, slot);
-	fetch_reset_counters(stream_get_fetch(p->stream));
-	/* The bucket that was better, or the one behind those that were not. */
-	p->counters.stream_rows = is_better && bucket ? 1u << (bucket - 1) : 1u << bucket;
 	/* One row's commands are the slots' when it pays from the first. */
 	r = r ? r : prepare(p, 0, false, ret_err);
 	return r ? r : prepare(p, 0, true, ret_err);
@@ -464,7 +324,7 @@ static int build(struct plan *p, const struct weights *w, struct err *ret_err)
 {
 	const struct arch *arch = NULL;
 
-	int r = check_model(w, p->kv, &p->params, ret_err);
+	int r = plan_check_model(w, p->kv, &p->params, ret_err);
 	if (!r)
 		r = arch_find(w, ret_err, &arch);
 	p->graph.wants_staging = p->params.kernels != PLAN_KERNELS_EXACT;
@@ -559,49 +419,6 @@ struct plan *plan_free(struct plan *p)
 	return NULL;
 }
 
-/* Or one of those that the step before picks, which has as many as it has wanted rows. */
-static bool is_token(const struct plan *p, uint32_t token)
-{
-	const struct lane *before = p->n_flight ? &p->lanes[p->first] : p->done;
-
-	return token & PLAN_PICKED ? !p->gather && before && (token & ~PLAN_PICKED) < before->n_want
-				   : token < p->n_vocab;
-}
-
-static int check_step(const struct plan *p, const struct plan_row *rows, uint32_t n_rows,
-	const uint32_t *want, uint32_t n_want, struct err *ret_err)
-{
-	const struct kv_params *k = kv_get_params(p->kv);
-
-	if (n_rows == 0 || n_rows > p->params.n_rows || n_want > p->params.n_logit_rows)
-		return err_set(ret_err, EINVAL,
-			"step: expected 1 to %u rows and up to %u with logits, found %u and %u",
-			p->params.n_rows, p->params.n_logit_rows, n_rows, n_want);
-	for (uint32_t i = 0; i < n_rows; i++) {
-		if (!is_token(p, rows[i].token))
-			return err_set(ret_err, EINVAL,
-				"step: row %u: token: expected below %u, found %u", i, p->n_vocab,
-				rows[i].token);
-		if (rows[i].position >= k->n_ctx)
-			return err_set(ret_err, EINVAL,
-				"step: row %u: position: expected below %u, found %u", i, k->n_ctx,
-				rows[i].position);
-		if (rows[i].slot >= k->n_slots)
-			return err_set(ret_err, EINVAL,
-				"step: row %u: slot: expected below %u, found %u", i, k->n_slots,
-				rows[i].slot);
-	}
-	for (uint32_t i = 0; i < n_want; i++) {
-		uint32_t row = want[i] & ~PLAN_FIRST;
-
-		if (row >= n_rows || (i > 0 && row <= (want[i - 1] & ~PLAN_FIRST)))
-			return err_set(ret_err, EINVAL,
-				"step: wanted row %u: expected ascending and below %u, found %u", i,
-				n_rows, row);
-	}
-	return 0;
-}
-
 /* A step whose commands only a plan that has nothing else under way may use. */
 static bool is_single(const struct plan *p, uint32_t n_rows)
 {
@@ -690,7 +507,7 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 {
 	/* Where nothing is under way it is lane 0: the others' commands may never be needed. */
 	struct lane *l = &p->lanes[p->n_flight ? (p->first + 1) % PLAN_LAYOUT_LANES : 0];
-	int r = check_step(p, rows, n_rows, want, n_want, ret_err);
+	int r = plan_check_step(p, rows, n_rows, want, n_want, ret_err);
 
 	if (r)
 		return r;
