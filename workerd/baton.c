@@ -24,6 +24,9 @@
 
 /* So many workers passed by in a row, and it does without a baton for so long. */
 enum { MAX_PASSED = 2 };
+
+/* Steps of so many turns hold the others up for more than slices of time would. */
+enum { MAX_STEP_TURNS = 4 };
 #define ALONE_NS UINT64_C(1000000000)
 
 struct baton {
@@ -188,6 +191,11 @@ static bool wait_for_turn(struct baton *b, bool *ret_has_passed)
 		}
 		sleep_while(b, holder, seen_ns + BATON_PATIENCE_NS - now_ns);
 	}
+}
+
+bool baton_is_short(const struct baton *b, uint64_t step_ns)
+{
+	return !b || step_ns <= MAX_STEP_TURNS * b->turn_ns;
 }
 
 uint64_t baton_begin(struct baton *b, bool is_short)

@@ -39,6 +39,9 @@ int must_check baton_new(int fd, uint64_t turn_ns, struct err *ret_err, struct b
 /* Hands on. Returns NULL. */
 struct baton *baton_free(struct baton *b);
 
+/* Would a step that takes so long be short? It is one at least in each turn. */
+bool baton_is_short(const struct baton *b, uint64_t step_ns);
+
 /*
  * Before a step is submitted where none of this worker is under way: waits until it is this
  * worker's turn, or hands on for a step that is not short. How long it has waited.

@@ -491,6 +491,13 @@ static int submit_lane(struct plan *p, struct lane *l, struct err *ret_err)
 	return r;
 }
 
+/* Those of prompts are not, nor those that wait for a bus: made beside whoever's turn it is. */
+static bool is_short(const struct plan *p, uint32_t n_rows, uint32_t n_want)
+{
+	return n_want == n_rows &&
+	       baton_is_short(p->params.baton, p->usual_ns[lane_find_bucket(n_rows)]);
+}
+
 bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows)
 {
 	return !is_single(p, n_rows) && baton_may_go_on(p->params.baton);
@@ -514,8 +521,7 @@ int plan_submit(struct plan *p, const struct plan_row *rows, uint32_t n_rows, co
 	if (p->n_flight == PLAN_LAYOUT_LANES ||
 		(p->n_flight && (is_single(p, n_rows) || is_single(p, p->lanes[p->first].n_rows))))
 		return err_set(ret_err, EBUSY, "step: %u are under way", p->n_flight);
-	/* A prompt's step is long: it is made beside whoever's turn it is. */
-	l->turn_ns = p->n_flight ? 0 : baton_begin(p->params.baton, n_want == n_rows);
+	l->turn_ns = p->n_flight ? 0 : baton_begin(p->params.baton, is_short(p, n_rows, n_want));
 	l->start_ns = clock_now_ns();
 	l->ticket = 0;
 	l->may_spread = record_may_spread(&p->addresses, p->pool);

@@ -9,7 +9,7 @@ import harness
 from harness import check, check_equal
 from worker_socket import Running
 
-TURN_MS = 20  # some steps of the software driver, which takes no turns by itself
+TURN_MS = 30  # some steps of the software driver, which takes no turns by itself
 PROMPTS = ("The capital of France", "Mongolia lies in", "Which continent")
 TURNS = re.compile(r"turns: (\d+), of which (\d+) were waited for, (\d+) ms in all; "
                    r"passed by: (\d+)")

@@ -120,6 +120,8 @@ static void test_alone(void **state)
 	assert_int_equal(c.n_waits, 0);
 	assert_int_equal(baton_begin(b, false), 0);
 	assert_int_equal(memory->holder, 0);
+	assert_true(baton_is_short(b, TURN_MS * MS));
+	assert_false(baton_is_short(b, 5 * TURN_MS * MS));
 	(void)baton_begin(b, true);
 	assert_true(memory->holder != 0);
 	baton_rest(b);
