@@ -16,7 +16,7 @@ struct crew {
 	atomic_bool has_failed;
 };
 
-uint32_t crew_count_cores(void)
+uint32_t crew_count_cores(uint32_t n_max)
 {
 	cpu_set_t set;
 	long n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
@@ -24,7 +24,7 @@ uint32_t crew_count_cores(void)
 
 	if (n < 1)
 		return 1;
-	return n < CREW_MAX_THREADS ? (uint32_t)n : CREW_MAX_THREADS;
+	return n < n_max ? (uint32_t)n : n_max;
 }
 
 static void *run(void *userdata)

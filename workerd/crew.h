@@ -5,14 +5,13 @@
 /* A few threads for the time of one call: work that is long and seldom. */
 #include <stdint.h>
 
-/* Beyond eight, page tables and drivers' locks are what is waited for. */
-enum { CREW_MAX_THREADS = 8 };
+enum { CREW_MAX_THREADS = 16 };
 
 /* Does job i; what it returns other than 0 ends the crew's work. Any of the threads. */
 typedef int (*crew_fn)(uint32_t i, void *userdata);
 
-/* Cores that this process may use, at most CREW_MAX_THREADS. Any thread. */
-uint32_t crew_count_cores(void);
+/* Cores that this process may use, at most n_max. Any thread. */
+uint32_t crew_count_cores(uint32_t n_max);
 
 /*
  * Does jobs 0 to n_jobs - 1 on n_threads threads, the caller's among them (fewer where threads are

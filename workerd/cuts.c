@@ -36,8 +36,12 @@ enum {
 	SOFTWARE_MAX_OPS = 1,
 	/* Of 100: a cut that is hardly faster is not, and the ops' own is the one to have. */
 	MIN_GAIN = 2,
-	/* Of 100: what is so much slower than the best is not tried for twice as many rows. */
+	/*
+	 * Of 100: what is so much slower than the best is not tried for twice as many rows, or
+	 * for other products that are finished likewise.
+	 */
 	HOPELESS = 140,
+	HOPELESS_ELSEWHERE = 180,
 	MAX_CUTS = 32, /* of a list */
 	/* Rows of the matrix tiles that are tried: up to twice those of x, and from so many on. */
 	MANY_ROWS = 256,
@@ -487,26 +491,34 @@ static void get_chosen(
 		ret_choice->tile = op_matrix_choose(c->pool, p);
 }
 
-/* The same product with half as many rows, if it was measured. */
-static const struct work *find_half(const struct cuts *c)
+/* Did it take far more than the best for half as many rows, or for others of the same formats? */
+static bool is_hopeless(const struct cuts *c, uint32_t i)
 {
-	struct tuning_key key = c->rows[c->row].key;
+	const struct tuning_key *key = &c->rows[c->row].key;
+	struct tuning_key half = *key;
 
-	key.n_rows /= 2;
-	for (uint32_t i = 0; i < c->row; i++)
-		if (!memcmp(&c->rows[i].key, &key, sizeof(key)) &&
-			c->works[i].kind == c->works[c->row].kind)
-			return &c->works[i];
-	return NULL;
+	half.n_rows /= 2;
+	for (uint32_t k = 0; k < c->row; k++) {
+		const struct tuning_key *other = &c->rows[k].key;
+		const struct work *w = &c->works[k];
+		bool is_half = !memcmp(other, &half, sizeof(half));
+		bool is_like = other->n_rows == key->n_rows && other->dtype[0] == key->dtype[0] &&
+			       other->finish == key->finish;
+
+		if (w->kind == c->works[c->row].kind &&
+			((is_half && 100 * w->ns[i] > HOPELESS * w->best_ns) ||
+				(is_like && 100 * w->ns[i] > HOPELESS_ELSEWHERE * w->best_ns)))
+			return true;
+	}
+	return false;
 }
 
 /* Is cut i worth its time? */
 static bool is_candidate(const struct cuts *c, uint32_t i, const struct tuning_choice *choice)
 {
-	const struct work *half = find_half(c);
 	uint32_t n_rows = c->works[c->row].n_rows, bm = choice->tile.bm;
 
-	if (half && half->ns[i] && 100 * half->ns[i] > HOPELESS * half->best_ns)
+	if (is_hopeless(c, i))
 		return false;
 	return choice->kind == TUNING_MATVEC || c->n_lanes < 32 ||
 	       (bm <= 2 * n_rows && (n_rows < MANY_ROWS || bm >= MIN_MANY_BM));

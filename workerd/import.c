@@ -26,6 +26,8 @@
 enum {
 	/* Below it a thread costs more than it saves: an import takes some 11 ms a GiB. */
 	MIN_THREADED_BYTES = 64 << 20,
+	/* Beyond it, page tables and drivers' locks are what is waited for. */
+	MAX_THREADS = 8,
 	/* Mappings begin where larger pages do, so that the kernel can use them. */
 	MAP_ALIGN = 2 << 20,
 };
@@ -313,7 +315,7 @@ static int run_job(uint32_t i, void *userdata)
 
 static void choose_threads(struct import *m, uint32_t n_threads)
 {
-	uint32_t n_cores = crew_count_cores(), n_imports = 0;
+	uint32_t n_cores = crew_count_cores(MAX_THREADS), n_imports = 0;
 	uint64_t n_bytes = 0;
 
 	for (uint32_t i = 0; i < m->n_jobs; i++) {

@@ -92,7 +92,8 @@ static void ends_with_a_failure(void **state)
 static void counts_cores(void **state)
 {
 	(void)state;
-	assert_in_range(crew_count_cores(), 1, CREW_MAX_THREADS);
+	assert_in_range(crew_count_cores(CREW_MAX_THREADS), 1, CREW_MAX_THREADS);
+	assert_int_equal(crew_count_cores(1), 1);
 }
 
 int main(void)

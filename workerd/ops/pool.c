@@ -187,7 +187,7 @@ static int make_job(uint32_t i, void *userdata)
 void op_pool_make(struct op_pool *pool)
 {
 	pool->is_gathering = false;
-	crew_run(pool->n, crew_count_cores(), make_job, pool);
+	crew_run(pool->n, crew_count_cores(CREW_MAX_THREADS), make_job, pool);
 }
 
 int op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
