@@ -141,8 +141,8 @@ static const struct shape_row shapes[] = {
 
 /* A software driver takes a tenth of a second to make each. */
 static const struct shape_row software_shapes[] = {
-	{.n_rows = 4, .n_unroll = 1, .n_subgroups = 1, .n_split = 1},
-	{.n_rows = 2, .n_unroll = 1, .n_subgroups = 1, .n_split = 1, .n_core = 1},
+	{4, 1, 1, 1, 0, false, false},
+	{2, 1, 1, 1, 1, false, false},
 };
 
 static const struct op_matrix_tile tiles[] = {
@@ -155,8 +155,6 @@ static const struct op_matrix_tile tiles[] = {
 	{.bn = 128, .bm = 64, .bk = 64, .sn = 32, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 64, .n_buffers = 1},
-	{.bn = 128, .bm = 128, .bk = 32, .sn = 64, .sm = 32, .n_buffers = 2},
-	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_direct = true},
 	{.bn = 128, .bm = 128, .bk = 64, .sn = 64, .sm = 32, .n_buffers = 1, .is_decoded = true},
 	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 1},
 	{.bn = 256, .bm = 128, .bk = 32, .sn = 64, .sm = 64, .n_buffers = 2, .is_wide = true},
