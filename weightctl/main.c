@@ -77,7 +77,7 @@ static const char help[] =
 	"                      fast they were loaded; generations wait meanwhile\n"
 	"  tune                measures how its matrix products are best cut on its device, and\n"
 	"                      keeps that on disk for this user's workers; a line for each, for\n"
-	"                      --timeout SECONDS (45 on a GPU). With -m or --synthetic a worker "
+	"                      --timeout SECONDS (50 on a GPU). With -m or --synthetic a worker "
 	"of\n"
 	"                      its own, as bench's\n"
 	"  bench               prompt and generation rates, of that worker or of workers and "
