@@ -15,6 +15,7 @@
 #include "workerd/ops/matrix-experts.h"
 #include "workerd/ops/matvec-experts.h"
 #include "workerd/ops/matvec.h"
+#include "workerd/ops/pool.h"
 #include "workerd/ops/rope-kv.h"
 #include "workerd/ops/route.h"
 #include "workerd/ops/router.h"
@@ -500,7 +501,7 @@ static int record_op(struct recorder *r, uint32_t i)
 	return -EINVAL;
 }
 
-int record_graph(const struct graph *g, const struct record_addresses *a, struct op_pool *pool,
+static int record_all(const struct graph *g, const struct record_addresses *a, struct op_pool *pool,
 	uint32_t n_rows, const struct record_range *range, struct err *ret_err,
 	struct vk_command *c)
 {
@@ -534,4 +535,16 @@ int record_graph(const struct graph *g, const struct record_addresses *a, struct
 	}
 	vk_command_host_barrier(c);
 	return vk_command_end(c, ret_err);
+}
+
+int record_graph(const struct graph *g, const struct record_addresses *a, struct op_pool *pool,
+	uint32_t n_rows, const struct record_range *range, struct err *ret_err,
+	struct vk_command *c)
+{
+	/* What it takes is found out first: the pipelines that are missing are made side by side.
+	 */
+	op_pool_gather(pool);
+	int r = record_all(g, a, pool, n_rows, range, ret_err, c);
+	op_pool_make(pool);
+	return r ? r : record_all(g, a, pool, n_rows, range, ret_err, c);
 }

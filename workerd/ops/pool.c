@@ -186,8 +186,15 @@ static int make_job(uint32_t i, void *userdata)
 
 void op_pool_make(struct op_pool *pool)
 {
+	uint32_t n_missing = 0;
+
 	pool->is_gathering = false;
-	crew_run(pool->n, crew_count_cores(CREW_MAX_THREADS), make_job, pool);
+	for (uint32_t i = 0; i < pool->n; i++)
+		n_missing += !pool->entries[i].pipeline;
+	if (n_missing == 0)
+		return;
+	uint32_t n_cores = crew_count_cores(CREW_MAX_THREADS);
+	crew_run(pool->n, n_missing < n_cores ? n_missing : n_cores, make_job, pool);
 }
 
 int op_pool_dispatch(struct op_pool *pool, struct vk_command *c,
