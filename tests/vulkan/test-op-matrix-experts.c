@@ -308,9 +308,7 @@ static void run_format(uint32_t dtype)
 			.has_norm = i % 2 == 0,
 			.has_favourite = i == 3,
 			.is_chained = i != 1,
-			.wide_rows = i == 0   ? 16
-				     : i == 1 ? 64
-					      : 32};
+			.wide_rows = wide_rows[i]};
 		s.m = op_arena_random(&a, s.n_rows / 2, s.n_rows);
 		run_shape(&s, &a);
 	}
