@@ -186,7 +186,7 @@
 #define ABI_ATTENTION_FLAG_SINKS 2  /* each head has a score of no value */
 #define ABI_ATTENTION_FLAG_LIST 4   /* rows are those of the list, not all */
 #define ABI_ATTENTION_FLAG_STEP 8   /* lanes of a subgroup run in step, see attention-matrix.comp */
-#define ABI_ATTENTION_FLAG_AHEAD 16 /* matrix, fused: keys are read while others are computed with */
+#define ABI_ATTENTION_FLAG_AHEAD 16 /* matrix: keys are read while others are computed with */
 
 #define ABI_ATTENTION_FLAG_ONE 32        /* fused: the step has one row */
 #define ABI_ATTENTION_FLAG_NEIGHBOURS 64 /* fused: x[2i] and x[2i+1] turn together; else halves */

@@ -36,7 +36,6 @@ layout(constant_id = ABI_ATTENTION_SPEC_NEXT) const uint NEXT = 0;
 
 layout(constant_id = ABI_ATTENTION_SPEC_GROUP) const uint GROUP = 1;
 const bool IS_ONE = (FLAGS & ABI_ATTENTION_FLAG_ONE) != 0;
-const bool AHEAD = (FLAGS & ABI_ATTENTION_FLAG_AHEAD) != 0;
 const bool IS_INTERLEAVED = (FLAGS & ABI_ATTENTION_FLAG_NEIGHBOURS) != 0;
 
 layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer QuadsOut
@@ -59,7 +58,7 @@ const uint N_JOBS = HEADS + 2;
 
 shared float ready[N_JOBS * HEAD_DIM]; /* and then y */
 shared uvec4 new_quads[2 * N_VECS];    /* the row's key and value as the cache has them */
-shared float new_scales[2 * N_VECS];
+shared uint new_scales[2 * N_VECS];    /* bits of an f16 */
 
 /* The lane's share of a job's head as it is loaded. */
 vec2 x_pairs[PAIR_SIZE];
@@ -174,7 +173,7 @@ float new_number(bool is_value, uint e)
 }
 
 /* 16 bytes of the new key or value, as the cache has them, and their scale. */
-uvec4 make_quad(bool is_value, uint vec, out float scale)
+uvec4 make_quad(bool is_value, uint vec, out uint scale)
 {
 	uvec4 quad = uvec4(0);
 
@@ -191,12 +190,12 @@ uvec4 make_quad(bool is_value, uint vec, out float scale)
 		int n = int(sign(v) * floor(fma(abs(v), inverse, 0.5)));
 		quad[e / 4] |= (uint(clamp(n, -127, 127)) & 255) << e % 4 * 8;
 	}
-	scale = unpackHalf2x16(packHalf2x16(vec2(d, 0.0))).x;
+	scale = packHalf2x16(vec2(d, 0.0));
 #else
 	[[unroll]] for (uint e = 0; e < KV_VEC; e += 2) quad[e / 2] =
 		packHalf2x16(vec2(new_number(is_value, vec * KV_VEC + e),
 			new_number(is_value, vec * KV_VEC + e + 1)));
-	scale = 1.0;
+	scale = 0;
 #endif
 	return quad;
 }
@@ -214,7 +213,7 @@ void put_new(uint job, uvec2 page, uint head, uint position, bool is_writer)
 	subgroupMemoryBarrierShared();
 	subgroupBarrier();
 	for (uint vec = lane(); vec < N_VECS; vec += SUBGROUP) {
-		float scale;
+		uint scale;
 		uvec4 quad = make_quad(is_value, vec, scale);
 
 		new_quads[(is_value ? N_VECS : 0) + vec] = quad;
@@ -225,9 +224,18 @@ void put_new(uint job, uvec2 page, uint head, uint position, bool is_writer)
 #if defined(KV_Q8_0)
 		HalvesOut scales = HalvesOut(kv_scales_at(part_at, push.n_head_kv, HEAD_DIM));
 		if (vec % 2 == 0)
-			scales.at[row * kv_scales(HEAD_DIM) + vec / 2] = float16_t(scale);
+			scales.at[row * kv_scales(HEAD_DIM) + vec / 2] = float16_t(half_low(scale));
 #endif
 	}
+}
+
+float new_scale(uint i)
+{
+#if defined(KV_Q8_0)
+	return half_low(new_scales[i]);
+#else
+	return 1.0;
+#endif
 }
 
 /*
@@ -253,8 +261,8 @@ void take_new(uint j0, uint first, uint position)
 		{
 			keys_held[b][w] = new_quads[vec_in(w)];
 			values_held[b][w] = new_quads[N_VECS + vec_in(w)];
-			key_scales_held[b][w] = new_scales[vec_in(w)];
-			value_scales_held[b][w] = new_scales[N_VECS + vec_in(w)];
+			key_scales_held[b][w] = new_scale(vec_in(w));
+			value_scales_held[b][w] = new_scale(N_VECS + vec_in(w));
 		}
 	}
 }
@@ -326,13 +334,10 @@ void add_place(place at)
 	while (has_block) {
 		uint j = w.j;
 		hold_block();
-		if (AHEAD)
-			has_block = continue_walk(w);
+		has_block = continue_walk(w);
 		if (j <= last && last < j + BLOCK)
 			take_new(j, first, last);
 		add_block(j, first, last);
-		if (!AHEAD)
-			has_block = continue_walk(w);
 	}
 	add_groups();
 	share();

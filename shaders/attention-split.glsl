@@ -101,7 +101,7 @@ uvec4 values_raw[UNROLL][LANE_VECS];
 float key_scales[UNROLL][LANE_VECS];
 float value_scales[UNROLL][LANE_VECS];
 
-/* Those that are computed with, while with AHEAD the next ones are loaded. */
+/* Those that are computed with, while the next ones may be loaded. */
 uvec4 keys_held[UNROLL][LANE_VECS];
 uvec4 values_held[UNROLL][LANE_VECS];
 float key_scales_held[UNROLL][LANE_VECS];

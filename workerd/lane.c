@@ -24,13 +24,17 @@ void lane_fill_spans(struct lane *l, uint32_t n_rows)
 		op_attention_fill_spans(l->rows, n_rows, l->n_tile_rows, l->n_span_rows, l->spans);
 }
 
-/* Several rows, each of another session. */
+/* Rows that are each of another session, and see few keys in all. */
 static bool is_spread(const struct plan_row *rows, uint32_t n_rows)
 {
-	for (uint32_t i = 1; i < n_rows; i++)
-		if (rows[i].slot == rows[i - 1].slot)
+	uint64_t n_keys = 0;
+
+	for (uint32_t i = 0; i < n_rows; i++) {
+		n_keys += rows[i].position + 1;
+		if (i > 0 && rows[i].slot == rows[i - 1].slot)
 			return false;
-	return n_rows > 1;
+	}
+	return n_keys <= OP_ATTENTION_FUSED_KEYS;
 }
 
 void lane_write(struct lane *l, const struct plan_row *rows, uint32_t n_rows, const uint32_t *want,

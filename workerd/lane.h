@@ -40,13 +40,13 @@ struct lane {
 	uint64_t best_address;
 	uint64_t logits_address; /* in device memory, [n_logit_rows][n_vocab] */
 	struct vk_command *body[LANE_MAX_BUCKETS];
-	struct vk_command *spread[LANE_MAX_BUCKETS]; /* the body of rows of a session each */
+	struct vk_command *spread[LANE_MAX_BUCKETS]; /* the body of steps that are */
 	struct vk_command *head[LANE_MAX_BUCKETS];
 	bool may_spread; /* those are others than the body */
 	/* of the step that was written last */
 	uint32_t n_rows;
 	uint32_t n_want;
-	bool is_spread;   /* its rows are several, each of another session, and may_spread */
+	bool is_spread;   /* as op_attention_params has it, and may_spread */
 	uint64_t ticket;  /* of the last of it that was submitted */
 	uint64_t turn_ns; /* that it waited for before start_ns, see workerd/baton.h */
 	uint64_t start_ns;
@@ -72,8 +72,8 @@ struct lane_recorder {
 };
 
 /*
- * What the head of a bucket, or all else of it, is computed with: of rows as those that were written
- * last, see is_spread. Errors of record_graph.
+ * What the head of a bucket, or all else of it, is computed with: of rows as those that were
+ * written last, see is_spread. Errors of record_graph.
  */
 int must_check lane_get_command(struct lane *l, const struct lane_recorder *recorder,
 	uint32_t bucket, bool is_head, struct err *ret_err, struct vk_command **ret_command);

@@ -256,7 +256,12 @@ static int prepare_in(
 
 static int prepare(struct plan *p, uint32_t bucket, bool is_head, struct err *ret_err)
 {
-	return prepare_in(p, &p->lanes[0], bucket, is_head, ret_err);
+	struct lane *l = &p->lanes[0];
+
+	l->is_spread = false;
+	int r = prepare_in(p, l, bucket, is_head, ret_err);
+	l->is_spread = record_may_spread(&p->addresses, p->pool);
+	return r || is_head || !l->is_spread ? r : prepare_in(p, l, bucket, is_head, ret_err);
 }
 
 static int make_stream(struct plan *p, const struct weights *w, struct err *ret_err)
@@ -642,8 +647,9 @@ uint32_t plan_get_n_dispatches(const struct plan *p)
 	if (is_streamed(p, 0))
 		return stream_get_n_dispatches(p->stream, 0, false) +
 		       stream_get_n_dispatches(p->stream, 0, true);
-	return vk_command_get_n_dispatches(p->lanes[0].body[0]) +
-	       vk_command_get_n_dispatches(p->lanes[0].head[0]);
+	const struct lane *l = &p->lanes[0];
+	return vk_command_get_n_dispatches(l->spread[0] ? l->spread[0] : l->body[0]) +
+	       vk_command_get_n_dispatches(l->head[0]);
 }
 
 bool plan_is_software(const struct plan *p)

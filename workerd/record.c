@@ -209,7 +209,7 @@ static bool takes_rope(const struct recorder *r, uint32_t i)
 bool record_may_spread(const struct record_addresses *a, const struct op_pool *pool)
 {
 	const struct op_attention_params p = {
-		.n_rows = 2, .is_spread = true, .is_exact = a->is_exact, .tune.kind = a->attention};
+		.is_spread = true, .is_exact = a->is_exact, .tune.kind = a->attention};
 
 	return op_attention_takes_rope(pool, &p);
 }

@@ -48,7 +48,7 @@ struct record_range {
 	uint32_t first;
 	uint32_t end;
 	bool is_head;
-	bool is_spread;   /* rows are each of another session; one row is, whatever it says */
+	bool is_spread;   /* as op_attention_params has it */
 	uint32_t *ret_op; /* the op that is being recorded, for who watches the pool; NULL */
 };
 
@@ -60,7 +60,7 @@ struct record_range {
 void record_get_matmul(const struct graph *g, const struct record_addresses *a,
 	const struct op_pool *pool, uint32_t i, uint32_t n_rows, struct op_matmul_params *ret);
 
-/* Are several rows that are each of another session recorded otherwise than others? */
+/* Does it make a difference whether a step is_spread? */
 bool record_may_spread(const struct record_addresses *a, const struct op_pool *pool);
 
 /*

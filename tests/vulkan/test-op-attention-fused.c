@@ -494,9 +494,6 @@ static void test_refused(void **state)
 	assert_false(op_attention_takes_rope(a.pool, &p));
 	p.is_spread = true;
 	assert_true(op_attention_takes_rope(a.pool, &p));
-	p.n_rows = 1;
-	p.is_spread = false;
-	assert_true(op_attention_takes_rope(a.pool, &p));
 	p.tune.kind = OP_ATTENTION_SPLIT;
 	assert_false(op_attention_takes_rope(a.pool, &p));
 	p.tune.kind = OP_ATTENTION_AUTO;

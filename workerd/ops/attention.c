@@ -209,23 +209,17 @@ static enum op_attention_kind choose_kind(
 	return OP_ATTENTION_SPLIT;
 }
 
+/* Of steps of several rows; a lone one has no more of them. */
 static uint32_t choose_split_heads(const struct op_attention_params *p)
 {
 	if (p->tune.n_heads)
 		return p->tune.n_heads;
-	/* The only row's keys are read again for each head, by cores that had nothing to do. */
-	if (p->n_rows == 1)
-		return 1;
 	return find_divisor(p->n_head / p->n_head_kv, p->head_dim <= 128 ? 4 : 2);
 }
 
 static uint64_t count_split_bytes(const struct op_attention_params *p)
 {
-	struct op_attention_params many = *p;
-
-	/* A step of one row has no more of them. */
-	many.n_rows = 2;
-	return 4ull * ABI_ATTENTION_SLOTS * choose_split_heads(&many) * (p->head_dim + 2);
+	return 4ull * ABI_ATTENTION_SLOTS * choose_split_heads(p) * (p->head_dim + 2);
 }
 
 void op_attention_get_needs(const struct vk_device_info *info, const struct op_attention_params *p,
@@ -339,10 +333,10 @@ static struct abi_attention get_push(const struct op_attention_params *p)
 	};
 }
 
-static void set_parts(const struct op_attention_params *p, uint32_t n_blocks, uint32_t part_keys,
-	struct abi_attention *push)
+/* In parts of part_keys at least, so that one row has n_groups workgroups. */
+static void set_parts(const struct op_attention_params *p, uint32_t n_groups, uint32_t n_blocks,
+	uint32_t part_keys, struct abi_attention *push)
 {
-	uint32_t n_groups = p->n_rows == 1 && p->rope ? LONE_GROUPS : PART_GROUPS;
 	uint32_t n = p->tune.n_parts ? p->tune.n_parts : max_u32(n_groups / n_blocks, 1);
 
 	push->n_parts = p->partials && p->counters ? min_u32(n, ABI_ATTENTION_MAX_PARTS) : 1;
@@ -395,6 +389,8 @@ struct split {
 	uint32_t n_unroll;
 	uint32_t n_lanes;
 	uint32_t n_subgroups;
+	uint32_t n_groups; /* for a row */
+	uint32_t part_keys;
 };
 
 /* Of a workgroup: all heads' sums of each subgroup; heads made ready, and the new key and value. */
@@ -408,17 +404,24 @@ static uint32_t count_split_shared(
 	return 4 * n_words;
 }
 
+/*
+ * The only row of a step with the rope has few keys. They are read again for each head, by cores
+ * that have nothing else to do.
+ */
 static int choose_split(const struct op_pool *pool, const struct op_attention_params *p,
 	uint32_t n_vecs, struct split *ret, struct err *ret_err)
 {
 	const struct vk_device_info *info = op_pool_get_info(pool);
 	enum op_attention_kind kind = p->tune.kind;
-	struct split s = {.n_heads = choose_split_heads(p),
+	bool is_lone = p->rope && p->n_rows == 1;
+	struct split s = {.n_heads = is_lone && !p->tune.n_heads ? 1 : choose_split_heads(p),
 		.n_unroll = p->kv_type == KV_LAYOUT_Q8_0 ? LANE_KEYS_Q8_0 : LANE_KEYS_F16,
-		.n_subgroups = info->is_software ? 1
-			       : p->n_rows == 1  ? LONE_SPLITS
-						 : PART_SPLITS};
+		.n_subgroups = is_lone ? LONE_SPLITS : PART_SPLITS,
+		.n_groups = is_lone ? LONE_GROUPS : PART_GROUPS,
+		.part_keys = is_lone ? LONE_PART_KEYS : SPLIT_PART_KEYS};
 
+	if (info->is_software)
+		s.n_subgroups = 1;
 	s.n_blocks = p->n_head / s.n_heads;
 	s.n_unroll = p->tune.n_unroll ? p->tune.n_unroll : s.n_unroll;
 	s.n_lanes = choose_split_lanes(pool, p, n_vecs, s.n_unroll);
@@ -465,11 +468,6 @@ static uint32_t count_split_places(const struct split *s, uint32_t n_rows, uint3
 	return max_u32(n_rows, min_u32(ABI_ATTENTION_SLOTS / s->n_blocks, n_rows * n_parts));
 }
 
-static uint32_t get_part_keys(const struct op_attention_params *p)
-{
-	return p->n_rows == 1 ? LONE_PART_KEYS : SPLIT_PART_KEYS;
-}
-
 /* is_listed: the rows that are in no tile, else all. */
 static int record_split(struct op_pool *pool, struct vk_command *c,
 	const struct op_attention_params *p, uint32_t n_vecs, bool is_listed, struct err *ret_err)
@@ -480,7 +478,7 @@ static int record_split(struct op_pool *pool, struct vk_command *c,
 
 	if (r)
 		return r;
-	set_parts(p, s.n_blocks, get_part_keys(p), &push);
+	set_parts(p, s.n_groups, s.n_blocks, s.part_keys, &push);
 	if (is_listed)
 		push.list += list_bytes(p->n_spans);
 	const struct op_pool_kernel kernel =
@@ -493,7 +491,7 @@ static int record_split(struct op_pool *pool, struct vk_command *c,
 
 bool op_attention_takes_rope(const struct op_pool *pool, const struct op_attention_params *p)
 {
-	if (!p->is_spread && p->n_rows != 1)
+	if (!p->is_spread)
 		return false;
 	return p->tune.kind == OP_ATTENTION_FUSED ||
 	       (p->tune.kind == OP_ATTENTION_AUTO && !p->is_exact && !op_pool_is_software(pool));
@@ -526,7 +524,7 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 			p->head_dim, rope->n_rot, p->next ? ", and bytes" : "");
 	if (r)
 		return r;
-	set_parts(p, s.n_blocks, get_part_keys(p), &parts);
+	set_parts(p, s.n_groups, s.n_blocks, s.part_keys, &parts);
 	/* Without a division: see cut_fast(). */
 	if (p->n_rows == 1) {
 		uint32_t n_most = min_u32(parts.n_parts, ABI_ATTENTION_SLOTS / s.n_blocks);
@@ -558,8 +556,7 @@ static int record_fused(struct op_pool *pool, struct vk_command *c,
 		.eps = rope->eps,
 	};
 	struct op_pool_kernel kernel = get_split_kernel(p, &s,
-		(p->tune.is_ahead ? ABI_ATTENTION_FLAG_AHEAD : 0) |
-			(p->n_rows == 1 ? ABI_ATTENTION_FLAG_ONE : 0) |
+		(p->n_rows == 1 ? ABI_ATTENTION_FLAG_ONE : 0) |
 			(rope->is_interleaved ? ABI_ATTENTION_FLAG_NEIGHBOURS : 0));
 	kernel.id = p->kv_type == KV_LAYOUT_Q8_0 ? KERNELS_ATTENTION_FUSED_Q8_0
 						 : KERNELS_ATTENTION_FUSED_F16;
@@ -612,7 +609,7 @@ static int record_tiles(struct op_pool *pool, struct vk_command *c,
 
 	if (is_too_long(op_pool_get_info(pool), p))
 		return fail_context(p, ret_err);
-	set_parts(p, n_blocks, TILE_PART_KEYS, &push);
+	set_parts(p, PART_GROUPS, n_blocks, TILE_PART_KEYS, &push);
 	if (push.n_parts > 1) {
 		push.partials += count_split_bytes(p);
 		push.counters += 4 * ABI_ATTENTION_SLOTS;

@@ -43,7 +43,7 @@ struct op_attention_tune {
 	uint32_t n_parts;   /* of a row or tile, at most */
 	uint32_t part_keys; /* at least, see abi_attention */
 	uint32_t n_keys;    /* of a tile, 32 or 64; MATRIX */
-	bool is_ahead;      /* the next tile's keys are read meanwhile; MATRIX, FUSED */
+	bool is_ahead;      /* the next tile's keys are read meanwhile; MATRIX */
 };
 
 struct op_attention_params {
@@ -67,7 +67,7 @@ struct op_attention_params {
 	uint32_t n_rows;  /* the most that m can be */
 	uint32_t n_spans; /* the n_rows that op_attention_fill_spans is called with */
 	bool is_exact;    /* a row has the same bits in any step, unless a kind is asked for */
-	bool is_spread;   /* rows are each of another session; one row is */
+	bool is_spread;   /* rows are each of another session, and see few keys in all */
 	/*
 	 * What op_rope_kv would do with the same qkv, rows and pages is done, too (qkv stays as it
 	 * is), where op_attention_takes_rope says so. NULL: it has been done.
@@ -84,6 +84,8 @@ enum {
 	OP_ATTENTION_MAX_SPLITS = 16,    /* their sums take up to 17 KiB of shared memory */
 	OP_ATTENTION_TILE_MIN_ROWS = 4,  /* fewer are taken one by one */
 	OP_ATTENTION_LIST_ROWS = 8,      /* steps of fewer rows never have tiles */
+	/* Few: with more, FUSED is slower than what it takes the place of. */
+	OP_ATTENTION_FUSED_KEYS = 8192,
 };
 
 /* What an op with these parameters (its addresses are not looked at) takes besides. */
