@@ -124,17 +124,17 @@ uvec4 w_load_head(uvec2 w, uint at, uint slice)
  */
 void w_take_head(uvec4 head, uint p, out uint factors[2][2])
 {
-	const uint six = 0x3f3f3f3fu, four = 0x0f0f0f0fu, two = 0x30303030u;
+	/* Two bytes of s below two of t: the low six bits, then those that are put together. */
 	uint shift = p / 2 * 16;
-	uint s[2] = {(head.y & six) >> shift, (head.w & four | head.y >> 2 & two) >> shift};
-	uint t[2] = {(head.z & six) >> shift, (head.w >> 4 & four | head.z >> 2 & two) >> shift};
+	uint six = head.y >> shift & 0xffff | head.z >> shift << 16;
+	uint four = head.w >> shift & 0xffff | head.w >> shift + 4 << 16;
+	uint both = four & 0x0f0f0f0fu | six >> 2 & 0x30303030u;
 	f16vec2 d = halves(head.x);
 
-	[[unroll]] for (int c = 0; c < 2; c++)
-		[[unroll]] for (int h = 0; h < 2; h++)
-			factors[c][h] = pack_pair(
-				d * small_halves((s[c] >> 8 * h & 0xff) | (t[c] >> 8 * h & 0xff) << 16,
-					    0.0));
+	factors[0][0] = pack_pair(d * small_halves(six & 0x003f003fu, 0.0));
+	factors[0][1] = pack_pair(d * small_halves(six >> 8 & 0x003f003fu, 0.0));
+	factors[1][0] = pack_pair(d * small_halves(both & 0x00ff00ffu, 0.0));
+	factors[1][1] = pack_pair(d * small_halves(both >> 8 & 0x00ff00ffu, 0.0));
 }
 #endif
 
@@ -204,13 +204,20 @@ uint from_bf16(uint a, uint b)
 #endif
 
 #if defined(DTYPE_Q4_K)
-/* q d - e of the nibbles of a word that `shift` brings to the front of its bytes. */
-uvec2 expand_nibbles(uint word, uint shift, f16vec2 d, f16vec2 e)
+/* Nibbles as they lie in bytes 0 and 2, the upper ones without a shift. */
+f16vec2 nibble_halves(uint word, bool is_upper)
 {
-	uint q = word >> shift;
+	if (is_upper)
+		return fma(halves(word & 0x00f000f0u | MAGIC), f16vec2(float16_t(1.0 / 16.0)),
+			f16vec2(float16_t(-64.0)));
+	return small_halves(word & 0x000f000fu, 0.0);
+}
 
-	return uvec2(pack_pair(fma(small_halves(q & 0x000f000fu, 0.0), d, e)),
-		pack_pair(fma(small_halves(q >> 8 & 0x000f000fu, 0.0), d, e)));
+/* q d - e of the lower or upper nibbles of a word. */
+uvec2 expand_nibbles(uint word, bool is_upper, f16vec2 d, f16vec2 e)
+{
+	return uvec2(pack_pair(fma(nibble_halves(word, is_upper), d, e)),
+		pack_pair(fma(nibble_halves(word >> 8, is_upper), d, e)));
 }
 #endif
 
@@ -228,8 +235,8 @@ uvec4 w_decode(uint raw[W_RAW], uint j)
 		from_bf16(c << 16, d << 16), from_bf16(c & 0xffff0000u, d & 0xffff0000u));
 #elif defined(DTYPE_Q4_K)
 	f16vec2 f = halves(raw[4 + j / 2]);
-	uvec2 a = expand_nibbles(raw[2 * (j % 2)], j / 2 * 4, f.xx, -f.yy);
-	uvec2 b = expand_nibbles(raw[2 * (j % 2) + 1], j / 2 * 4, f.xx, -f.yy);
+	uvec2 a = expand_nibbles(raw[2 * (j % 2)], j >= 2, f.xx, -f.yy);
+	uvec2 b = expand_nibbles(raw[2 * (j % 2) + 1], j >= 2, f.xx, -f.yy);
 	return uvec4(a, b);
 #elif defined(DTYPE_Q8_0)
 	return expand_bytes(raw[2 * j] ^ 0x80808080u, raw[2 * j + 1] ^ 0x80808080u, 128.0,

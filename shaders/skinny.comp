@@ -103,6 +103,7 @@ struct tile {
 };
 
 tile t;
+uint n_m; /* rows of x */
 coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[FRAGMENTS][SETS];
 
 tile get_tile(uint i)
@@ -487,27 +488,13 @@ float get_output(uint column, uint j)
 	return IS_SWIGLU ? silu(v) * staged_sum(j / MAT_M + N_BLOCKS, column, j % MAT_M) : v;
 }
 
-/* v is of row i of x and the subgroup's output j. */
-void put_output(uint i, uint j, float v)
-{
-	uint at = t.y_at + group() * GROUP_OUT + j;
-
-	if (i >= Words(push.m).at[0] || t.j + group() * GROUP_OUT + j >= push.n[t.part])
-		return;
-	if (FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE) {
-		float r = Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];
-		v = FINISH == ABI_TILE_FINISH_ADD ? r + v : silu(r) * v;
-	}
-	FloatsOut(address_at(push.y, i, 4 * push.y_stride)).at[at] = v;
-}
-
 /* As x of the next op: eight outputs of row i from j on, which are a unit of it. */
 void put_unit(uint i, uint column, uint j)
 {
 	uint at = t.y_at + group() * GROUP_OUT + j;
 	vec4 a, b;
 
-	if (i >= Words(push.m).at[0] || t.j + group() * GROUP_OUT + j >= push.n[t.part])
+	if (i >= n_m || t.j + group() * GROUP_OUT + j >= push.n[t.part])
 		return;
 	[[unroll]] for (uint e = 0; e < 4; e++) {
 		a[e] = get_output(column, j + e);
@@ -516,9 +503,42 @@ void put_unit(uint i, uint column, uint j)
 	QuadsOut(push.next).at[order_place(i, at / 8, SETS)] = order_unit(a, b);
 }
 
+const bool HAS_R = FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE;
+const int N_OUT = (MAT_N * GROUP_OUT + S - 1) / S; /* outputs of a lane in a set */
+float others[SETS][HAS_R ? N_OUT : 1];
+
+/* What the outputs are finished with; all asked for at once, memory is far away. */
+void load_others()
+{
+	[[unroll]] for (int s = 0; s < SETS; s++) {
+		[[unroll]] for (int o = 0; o < N_OUT; o++) {
+			uint e = o * S + lane(), j = group() * GROUP_OUT + e % GROUP_OUT;
+			uint i = min(s * MAT_N + e / GROUP_OUT, n_m - 1);
+			uint at = t.y_at + min(j, push.n[t.part] - 1 - t.j);
+			others[s][o] = Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];
+		}
+	}
+}
+
+/* The lane's output o of a set. */
+void put_output(int s, int o)
+{
+	uint e = o * S + lane(), column = e / GROUP_OUT, j = e % GROUP_OUT;
+	uint i = s * MAT_N + column, in_tile = group() * GROUP_OUT + j;
+
+	if (column >= MAT_N || i >= n_m || t.j + in_tile >= push.n[t.part])
+		return;
+	float v = get_output(column, j);
+	if (HAS_R)
+		v = FINISH == ABI_TILE_FINISH_ADD ? others[s][o] + v : silu(others[s][o]) * v;
+	FloatsOut(address_at(push.y, i, 4 * push.y_stride)).at[t.y_at + in_tile] = v;
+}
+
 /* The sums of the subgroup, finished. */
 void store_outputs()
 {
+	if (HAS_R)
+		load_others();
 	[[unroll]] for (int s = 0; s < SETS; s++) {
 		sync();
 		store_set(s);
@@ -530,10 +550,8 @@ void store_outputs()
 			}
 			continue;
 		}
-		for (uint e = lane(); e < MAT_N * GROUP_OUT; e += S) {
-			uint column = e / GROUP_OUT, j = e % GROUP_OUT;
-			put_output(s * MAT_N + column, j, get_output(column, j));
-		}
+		[[unroll]] for (int o = 0; o < N_OUT; o++)
+			put_output(s, o);
 	}
 }
 
@@ -546,6 +564,7 @@ void main()
 		for (uint i = gl_GlobalInvocationID.x; i < push.n_next_counters;
 			i += LOCAL_SIZE * gl_NumWorkGroups.x)
 			Counters(push.next_counters).at[i] = 0;
+	n_m = Words(push.m).at[0];
 	t = get_tile(number);
 	sum_slices(part * push.n_slices / n_all, (part + 1) * push.n_slices / n_all);
 	barrier(); /* shared memory has another use from here on */

@@ -134,8 +134,11 @@ static bool chain_matmul(const struct recorder *r, uint32_t i, struct op_matmul_
 		r->g->ops[i + 1].matmul.x != op->matmul.y)
 		return false;
 	get_matmul(r, i + 1, ret_next);
-	if (op_skinny_wants(r->pool, p) || op_skinny_wants(r->pool, ret_next))
-		return is_read_by(r, op->matmul.y, i + 1) && op_skinny_chain(r->pool, p, ret_next);
+	bool is_skinny = op_skinny_wants(r->pool, p);
+	bool is_next_skinny = op_skinny_wants(r->pool, ret_next);
+	if (is_skinny || is_next_skinny)
+		return is_skinny && is_next_skinny && is_read_by(r, op->matmul.y, i + 1) &&
+		       op_skinny_chain(r->pool, p, ret_next);
 	if (!op_matvec_wants_chain(r->pool, p, ret_next) || !op_matvec_chain(r->pool, p, ret_next))
 		return false;
 	if (is_read_by(r, op->matmul.y, i + 1))
@@ -224,7 +227,8 @@ static bool chain_attention(const struct recorder *r, uint32_t i, struct op_atte
 		!op_attention_has_next(p))
 		return false;
 	get_matmul(r, i + 1, ret_next);
-	if (op_skinny_wants(r->pool, ret_next) || !op_matvec_take_staged(r->pool, ret_next, p->n_head * p->head_dim, &p->next_order))
+	if (op_skinny_wants(r->pool, ret_next) ||
+		!op_matvec_take_staged(r->pool, ret_next, p->n_head * p->head_dim, &p->next_order))
 		return false;
 	p->next = ret_next->staging;
 	if (is_read_by(r, op->attention.y, i + 1))

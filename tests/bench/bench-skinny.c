@@ -420,8 +420,7 @@ static void run_shapes(struct bench *b)
 				s.k /= 4;
 			}
 			set(b, dtypes[j / ARRAY_SIZE(shapes)], &s);
-			if (i + j == 0)
-				warm_up(b);
+			warm_up(b);
 			(void)run_cut(b, SKINNY, NULL);
 			(void)run_cut(b, MATVEC, NULL);
 			(void)run_cut(b, MATRIX, NULL);
@@ -457,8 +456,7 @@ int main(int argc, char **argv)
 		if (!dtype || s.n == 0 || s.k == 0 || s.k > MAX_K || s.m < 2 || s.m > MAX_M)
 			fail_msg("a shape without sense");
 		set(&b, dtype->id, &s);
-		if (i == 5)
-			warm_up(&b);
+		warm_up(&b);
 		(void)run_cut(&b, SKINNY, NULL);
 		(void)run_cut(&b, MATVEC, NULL);
 		(void)run_cut(&b, MATRIX, NULL);

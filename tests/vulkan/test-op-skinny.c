@@ -282,7 +282,7 @@ static void test_mixed_formats(void **state)
 
 	(void)state;
 	init(&site);
-	for (uint32_t i = 0; i < 3; i++) {
+	for (uint32_t i = 0; i < 2; i++) {
 		struct shape s = {.dtypes = {DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K},
 			.n = {120, 8, 16},
 			.n_parts = 3,
@@ -308,7 +308,7 @@ static void test_bits_repeat(void **state)
 	enum { N = 70, K = 1024, M = 30 };
 	static float first[M * N];
 	struct site site;
-	struct shape s = {.cut = {2, 1, 2, 3}};
+	struct shape s = {.cut = {2, 2, 1, 3}};
 
 	(void)state;
 	init(&site);
@@ -374,8 +374,8 @@ static void run_chain(uint32_t n_rows, uint32_t m, uint32_t next_dtype)
 		on_device_check(op_skinny_record_shape(a->pool, c, &next, &cut, &e), &e, "next");
 		op_arena_run(a);
 	}
-	assert_memory_equal(op_arena_floats(a, z[0]), op_arena_floats(a, z[1]),
-		sizeof(float) * m * N_NEXT);
+	assert_memory_equal(
+		op_arena_floats(a, z[0]), op_arena_floats(a, z[1]), sizeof(float) * m * N_NEXT);
 	fini(&site);
 }
 
@@ -383,8 +383,7 @@ static void test_chain(void **state)
 {
 	(void)state;
 	run_chain(16, 11, DTYPE_Q6_K);
-	run_chain(12, 12, DTYPE_Q4_K);
-	run_chain(24, 17, DTYPE_Q8_0);
+	run_chain(4, 4, DTYPE_Q4_K);
 }
 
 static void test_what_does_not_fit(void **state)

@@ -10,7 +10,7 @@
 #include "vk/submit.h"
 #include "workerd/ops/pool.h"
 
-enum { MAX_SUBGROUP = 64, MAX_DEPTH = 8, MIN_LANES = 4, MAX_LANES = 16 };
+enum { MAX_SUBGROUP = 64, MAX_DEPTH = 8, MIN_LANES = 4, MAX_LANES = 8 };
 enum { N_WORDS = 2 * MAX_SUBGROUP * ABI_FRAGMENT_ELEMENTS };
 
 /* One side: n_rows in all, whose numbers of k go where ret_k says, or have to be there. */

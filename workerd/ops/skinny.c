@@ -27,8 +27,8 @@ enum {
 	MAX_SPLITS = 32,
 	MAX_SUBGROUPS = 16, /* of a workgroup */
 	MIN_ROWS = 2,
-	SOFTWARE_MIN_ROWS = 9, /* dot products of bytes cost a processor less */
-	MAX_GRID = 65535,      /* in one dimension: Vulkan promises no more */
+	MIN_WANTED_ROWS = 3, /* dot products of bytes cost less for two */
+	MAX_GRID = 65535,    /* in one dimension: Vulkan promises no more */
 	STAGE_INVOCATIONS = 256,
 	NORM_INVOCATIONS = 512, /* a whole row is read for its norm */
 	STAGE_UNIT = 8,         /* numbers of an invocation */
@@ -135,7 +135,7 @@ bool op_skinny_fits(const struct op_pool *pool, const struct op_matmul_params *p
 {
 	uint64_t n = 0;
 
-	if (p->is_exact || !op_pool_get_fragment(pool)->n_lanes || p->n_rows < 2 ||
+	if (p->is_exact || !op_pool_get_fragment(pool)->n_lanes || p->n_rows < MIN_ROWS ||
 		p->n_rows > OP_SKINNY_MAX_ROWS || !p->staging || p->staging % ALIGN || p->x % 16 ||
 		p->gain % 16 || p->n_parts == 0 || p->n_parts > ABI_MATMUL_MAX_PARTS ||
 		(p->finish == OP_MATMUL_SWIGLU && p->n_parts != 2))
@@ -154,21 +154,19 @@ bool op_skinny_fits(const struct op_pool *pool, const struct op_matmul_params *p
 
 bool op_skinny_wants(const struct op_pool *pool, const struct op_matmul_params *p)
 {
-	uint32_t n_min = op_pool_is_software(pool) ? SOFTWARE_MIN_ROWS : MIN_ROWS;
-
-	return p->n_rows >= n_min && ((!p->is_staged && !p->next) || p->is_skinny) &&
-	       op_skinny_fits(pool, p);
+	/* A software driver compiles such a kernel for seconds, and has no use for registers. */
+	return !op_pool_is_software(pool) && p->n_rows >= MIN_WANTED_ROWS &&
+	       ((!p->is_staged && !p->next) || p->is_skinny) && op_skinny_fits(pool, p);
 }
 
 bool op_skinny_chain(
 	const struct op_pool *pool, struct op_matmul_params *p, struct op_matmul_params *next)
 {
-	if (!op_skinny_wants(pool, p) || !op_skinny_wants(pool, next) || p->is_staged || p->next ||
+	if (!op_skinny_fits(pool, p) || !op_skinny_fits(pool, next) || p->is_staged || p->next ||
 		p->finish != OP_MATMUL_SWIGLU || p->w[0].dtype != p->w[1].dtype ||
-		next->finish == OP_MATMUL_SWIGLU || next->gain || next->want ||
-		next->x != p->y || next->w[0].ne[0] != p->w[0].ne[1] ||
-		next->n_rows != p->n_rows || next->staging != p->staging ||
-		count_orders(next) != 1)
+		next->finish == OP_MATMUL_SWIGLU || next->gain || next->want || next->x != p->y ||
+		next->w[0].ne[0] != p->w[0].ne[1] || next->n_rows != p->n_rows ||
+		next->staging != p->staging || count_orders(next) != 1)
 		return false;
 	/* y has room for whole sets of f16? */
 	if (2 * p->n_rows < count_sets(p->n_rows) * ABI_SKINNY_COLUMNS)
@@ -245,44 +243,59 @@ static bool fits_grid(const struct op_pool *pool, const struct op_matmul_params 
 					    n_used + p->n_parts * n_bytes <= p->n_staging_bytes));
 }
 
+/* Subgroups of a core of a GPU: those that there are registers for, and those that keep it busy. */
+static void get_room(uint32_t n_sets, uint32_t *ret_n_room, uint32_t *ret_n_busy)
+{
+	*ret_n_room = n_sets <= 2 ? 14 : n_sets <= 4 ? 12 : 8;
+	*ret_n_busy = n_sets <= 2 ? 12 : n_sets <= 4 ? 9 : 8;
+}
+
 /*
- * How long it takes, in slices of a matrix of rows that a core multiplies: the core that has most
- * of them, more where it has too few subgroups to have enough loads under way; and beside it what
- * is read of x and put together of parts.
+ * How long it takes, in microseconds of an H200, whose measured times for some twenty cuts this
+ * follows within a tenth: the core that has most workgroups takes them in rounds, as many at once
+ * as it has room for, and longer where those are too few to have enough under way; beside that x is
+ * read, and sums of parts are written and read.
  */
 static double estimate(const struct op_pool *pool, const struct op_matmul_params *p,
 	const struct format *f, const struct op_skinny_shape *s, uint32_t first, uint32_t n_parts)
 {
-	const double n_busy = 10, n_core_subgroups = 12;
+	uint32_t n_sets = count_sets(p->n_rows), n = s->n_groups * s->n_shares, n_room, n_busy;
 	uint32_t n_tiles = count_tiles(pool, p, s, first, n_parts, p->finish);
 	uint32_t n_slices = (uint32_t)(p->w[first].ne[0] / f->n_slice);
 	uint32_t n_cores = op_pool_get_info(pool)->n_cores ? op_pool_get_info(pool)->n_cores : 16;
 	uint32_t n_core = (n_tiles * s->n_splits + n_cores - 1) / n_cores;
-	uint32_t n = s->n_groups * s->n_shares, n_sets = count_sets(p->n_rows);
-	double n_steps = ceil((double)n_slices / (s->n_splits * s->n_shares));
-	double n_there = fmin(n_core * n, fmax(floor(n_core_subgroups / n), 1) * n);
-	double work = n_core * n * n_steps * s->n_fragments * fmax(1, n_busy / n_there);
-	/* What a workgroup reads of x, in such slices: shared by those of a core at best. */
-	double x = n_core * (double)n_slices / s->n_splits * n_sets * 0.25;
-	double parts = s->n_splits > 1 ? 6 + s->n_splits * 0.5 * n_sets * s->n_groups : 0;
+	uint32_t n_steps = (n_slices + s->n_splits * s->n_shares - 1) / (s->n_splits * s->n_shares);
 
-	return work + x + parts + s->n_shares * 0.5;
+	get_room(n_sets, &n_room, &n_busy);
+	uint32_t n_at_once = n_room / n ? n_room / n : 1, n_rest = n_core % n_at_once * n;
+	/* In subgroups that work on a slice, each round at least as if the core were busy. */
+	uint32_t n_work = n_core / n_at_once * (n_at_once * n > n_busy ? n_at_once * n : n_busy);
+	if (n_rest)
+		n_work += n_rest > n_busy ? n_rest : n_busy;
+	double slice_us = (0.15 + 0.065 * n_sets) * s->n_fragments / 2;
+	double x_us = 0.012 * n_sets * n_core * n_slices / s->n_splits;
+	double parts_us = 2 + 0.028 * n_sets * n_core * s->n_groups * s->n_fragments;
+	return n_work * n_steps * slice_us + x_us + (s->n_splits > 1 ? parts_us : 0) +
+	       0.05 * s->n_shares;
 }
 
 struct op_skinny_shape op_skinny_choose(const struct op_pool *pool,
 	const struct op_matmul_params *p, uint32_t first, uint32_t n_parts)
 {
 	const struct format *f = find_format(p->w[first].dtype);
-	uint32_t k = (uint32_t)p->w[0].ne[0];
-	struct op_skinny_shape s, best = {2, 1, 1, 1};
+	uint32_t k = (uint32_t)p->w[0].ne[0], n_most, n_busy;
+	struct op_skinny_shape s = {0}, best = {2, 1, 1, 1};
 	uint64_t n_used = X_AT + count_orders(p) * staged_bytes(p->n_rows, k);
 	double least = INFINITY;
 
 	if (op_pool_is_software(pool))
 		return best;
-	s.n_fragments = 2;
+	/* A workgroup of more makes a driver give each lane too few registers. */
+	get_room(count_sets(p->n_rows), &n_most, &n_busy);
+	/* What passes through registers and shared memory has twice as much of both. */
+	s.n_fragments = f->n_stride && p->finish != OP_MATMUL_SWIGLU ? 1 : 2;
 	for (s.n_groups = 1; s.n_groups <= 8; s.n_groups++) {
-		for (s.n_shares = 1; s.n_shares * s.n_groups <= 12; s.n_shares++) {
+		for (s.n_shares = 1; s.n_shares * s.n_groups <= n_most; s.n_shares++) {
 			for (s.n_splits = 1; s.n_splits <= 16; s.n_splits++) {
 				uint32_t n_tiles =
 					count_tiles(pool, p, &s, first, n_parts, p->finish);
@@ -341,12 +354,12 @@ static int choose_runs(struct op_pool *pool, struct product *s, const struct op_
 	for (uint32_t i = 0; i < s->n_runs; i++) {
 		struct run *run = &s->runs[i];
 
-		run->shape = shape ? *shape
-				   : op_skinny_choose(pool, s->p, run->first, run->n_parts);
+		run->shape =
+			shape ? *shape : op_skinny_choose(pool, s->p, run->first, run->n_parts);
 		if (!fits_shape(pool, run->format, &run->shape, run->finish))
 			return err_set(ret_err, ENOTSUP, "skinny: a shape without kernel");
-		run->n_tiles = count_tiles(
-			pool, s->p, &run->shape, run->first, run->n_parts, run->finish);
+		run->n_tiles =
+			count_tiles(pool, s->p, &run->shape, run->first, run->n_parts, run->finish);
 		if ((uint64_t)run->n_tiles * run->shape.n_splits >= MAX_GRID)
 			return err_set(ret_err, ENOTSUP, "skinny: too many workgroups");
 	}
@@ -373,8 +386,7 @@ static int place_runs(const struct op_pool *pool, struct product *s, struct err 
 	for (uint32_t i = 0; i < s->n_runs; i++) {
 		struct run *run = &s->runs[i];
 		run->partials_at = round_up(at);
-		at = run->partials_at +
-		     partial_bytes(pool, &run->shape, run->n_tiles, s->n_sets);
+		at = run->partials_at + partial_bytes(pool, &run->shape, run->n_tiles, s->n_sets);
 	}
 	if (s->n_counters && (s->n_counters > MAX_COUNTERS || at > s->p->n_staging_bytes))
 		return err_set(ret_err, ENOTSUP, "skinny: no room in staging");
@@ -434,8 +446,7 @@ static int record_run(struct op_pool *pool, struct vk_command *c, const struct p
 			[ABI_SKINNY_SPEC_LANES - ABI_SPEC_KERNEL] = fragment->n_lanes,
 			[ABI_SKINNY_SPEC_FINISH - ABI_SPEC_KERNEL] = run->finish,
 			[ABI_SKINNY_SPEC_STEP - ABI_SPEC_KERNEL] = op_pool_is_software(pool),
-			[ABI_SKINNY_SPEC_NEXT - ABI_SPEC_KERNEL] =
-				p->next ? 1 + p->next_order : 0},
+			[ABI_SKINNY_SPEC_NEXT - ABI_SPEC_KERNEL] = p->next ? 1 + p->next_order : 0},
 	};
 	/* The second half of a SwiGLU in two dispatches finds the first in y. */
 	uint64_t r_at = run->finish == ABI_TILE_FINISH_GATE ? p->y : p->r;
