@@ -62,15 +62,15 @@ uvec2 unit_scale(uint word, uint mask, float16_t bias, float16_t d)
 		packFloat2x16(unit_halves(word >> 8, mask, bias) * d));
 }
 
-void unit_put(inout uint raw[U_RAW], int first, uvec4 v)
-{
-#if U_RAW >= 4
-	raw[first] = v.x;
-	raw[first + 1] = v.y;
-	raw[first + 2] = v.z;
-	raw[first + 3] = v.w;
-#endif
-}
+/* Four words. No function: an array that is passed on may end up in memory. */
+#define UNIT_PUT(first, quad)        \
+	{                            \
+		uvec4 v = quad;      \
+		raw[first] = v.x;    \
+		raw[first + 1] = v.y; \
+		raw[first + 2] = v.z; \
+		raw[first + 3] = v.w; \
+	}
 
 /* Sixteen bytes that begin at an even one: five words, or four and the last again. */
 void unit_load_16(uvec2 row, uint at, inout uint raw[U_RAW], int first)
@@ -103,13 +103,13 @@ void unit_load(uvec2 row, uint first, uint group, out uint raw[U_RAW])
 	uint unit = first + group, at = unit_at(unit), e = U_ELEMENTS * unit;
 
 #if defined(DTYPE_F32)
-	unit_put(raw, 0, Quads(row).at[2 * unit]);
-	unit_put(raw, 4, Quads(row).at[2 * unit + 1]);
+	UNIT_PUT(0, Quads(row).at[2 * unit])
+	UNIT_PUT(4, Quads(row).at[2 * unit + 1])
 #elif defined(DTYPE_F16) || defined(DTYPE_BF16)
-	unit_put(raw, 0, Quads(row).at[unit]);
+	UNIT_PUT(0, Quads(row).at[unit])
 #elif defined(DTYPE_Q4_K)
-	unit_put(raw, 0, Quads(row).at[at / 16]);
-	unit_put(raw, 4, Quads(row).at[9 * (e / 256)]);
+	UNIT_PUT(0, Quads(row).at[at / 16])
+	UNIT_PUT(4, Quads(row).at[9 * (e / 256)])
 #elif defined(DTYPE_Q8_0)
 	unit_load_16(row, at, raw, 0);
 	raw[5] = load_half(row, 34 * (e / 32));

@@ -66,19 +66,49 @@ const int N_W = (W_TASKS + N_THREADS - 1) / N_THREADS;
 const int X_TASKS = BM * BK / 8;
 const int N_X = (X_TASKS + N_THREADS - 1) / N_THREADS;
 
+/*
+ * Tasks are written out, not counted by loops: arrays that a compiler does not see through in time
+ * are memory. There are no more of them: op_matrix_tile_bind.
+ */
+#define EACH_OF_4(n, f)    \
+	{                  \
+		if (0 < n) \
+			f(0) \
+		if (1 < n) \
+			f(1) \
+		if (2 < n) \
+			f(2) \
+		if (3 < n) \
+			f(3) \
+	}
+#define EACH_X(f) EACH_OF_4(N_X, f)
 #if defined(DTYPE_BLOCKS)
-uvec2 w_bases[N_W];
-uint w_at[N_W];
-uvec4 w_quads[N_W];
+#define EACH_W(f) EACH_OF_4(N_W, f)
+#elif U_ELEMENTS == 8
+#define EACH_W(f)            \
+	{                    \
+		f(0)         \
+		if (1 < N_W) \
+			f(1) \
+	}
+#else
+#define EACH_W(f) f(0)
+#endif
+const int MAX_TASKS = 4;
+
+#if defined(DTYPE_BLOCKS)
+uvec2 w_bases[MAX_TASKS];
+uint w_at[MAX_TASKS];
+uvec4 w_quads[MAX_TASKS];
 #else
 /* Of rows r, and of rows r + 8: what is indexed in a loop may end up in memory. */
-uvec2 w_rows[N_W];
-uvec2 w_rows_8[N_W];
-uint w_raw[N_W][U_RAW];
-uint w_raw_8[N_W][U_RAW];
+uvec2 w_rows[MAX_TASKS];
+uvec2 w_rows_8[MAX_TASKS];
+uint w_raw[MAX_TASKS][U_RAW];
+uint w_raw_8[MAX_TASKS][U_RAW];
 #endif
-uint x_at[N_X];
-uvec4 x_raw[N_X];
+uint x_at[MAX_TASKS];
+uvec4 x_raw[MAX_TASKS];
 coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[N_I][N_J];
 /* The operands of a group, and those of the next: of an order as words until they are wanted. */
 uvec4 w_words[2][N_J];
@@ -162,29 +192,39 @@ uvec2 find_row(uint r)
 }
 #endif
 
+void start_w(int i, uint k)
+{
+#if defined(DTYPE_BLOCKS)
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+	uint r = at / (N_GROUPS * BLOCK) * 16;
+	uint matrix = IS_SWIGLU ? r % SN / SN_OUT : 0;
+
+	w_bases[i] = w_blocks(matrix);
+	w_at[i] = get_block_quad(
+		at, w_block(matrix, IS_SWIGLU ? r / SN * SN_OUT + r % SN_OUT : r), k);
+#else
+	if (!has_w(i))
+		return;
+	w_rows[i] = find_row(get_task(i).row);
+	w_rows_8[i] = find_row(get_task(i).row + 8);
+#endif
+}
+
+void start_x(int i, uint k)
+{
+	uint at = gl_LocalInvocationID.x + i * N_THREADS;
+
+	x_at[i] = get_block_quad(at, x_row(at / (N_GROUPS * BLOCK) * 16) / 16, k);
+}
+
 /* k: numbers of a row, a multiple of BK. */
 void start_tile(uint k)
 {
 	unit_magic = 0x64006400u + (k >> 31); /* a row is not that long */
-	[[unroll]] for (int i = 0; i < N_W; i++) {
-		uint at = gl_LocalInvocationID.x + i * N_THREADS;
-#if defined(DTYPE_BLOCKS)
-		uint r = at / (N_GROUPS * BLOCK) * 16;
-		uint matrix = IS_SWIGLU ? r % SN / SN_OUT : 0;
-		uint j = IS_SWIGLU ? r / SN * SN_OUT + r % SN_OUT : r;
-		w_bases[i] = w_blocks(matrix);
-		w_at[i] = get_block_quad(at, w_block(matrix, j), k);
-#else
-		if (has_w(i)) {
-			w_rows[i] = find_row(get_task(i).row);
-			w_rows_8[i] = find_row(get_task(i).row + 8);
-		}
-#endif
-	}
-	[[unroll]] for (int i = 0; i < N_X; i++) {
-		uint at = gl_LocalInvocationID.x + i * N_THREADS;
-		x_at[i] = get_block_quad(at, x_row(at / (N_GROUPS * BLOCK) * 16) / 16, k);
-	}
+#define START_W(i) start_w(i, k);
+#define START_X(i) start_x(i, k);
+	EACH_W(START_W)
+	EACH_X(START_X)
 	[[unroll]] for (int i = 0; i < N_I; i++)
 		[[unroll]] for (int j = 0; j < N_J; j++)
 			sums[i][j] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N,
@@ -270,18 +310,18 @@ void store_x(int i, uint buffer_at)
 
 void load_step(uvec2 x, uint s)
 {
-	[[unroll]] for (int i = 0; i < N_W; i++)
-		load_w(i, s);
-	[[unroll]] for (int i = 0; i < N_X; i++)
-		load_x(i, x, s);
+#define LOAD_W(i) load_w(i, s);
+#define LOAD_X(i) load_x(i, x, s);
+	EACH_W(LOAD_W)
+	EACH_X(LOAD_X)
 }
 
 void store_step(uint s, uint buffer_at)
 {
-	[[unroll]] for (int i = 0; i < N_W; i++)
-		store_w(i, s, buffer_at);
-	[[unroll]] for (int i = 0; i < N_X; i++)
-		store_x(i, buffer_at);
+#define STORE_W(i) store_w(i, s, buffer_at);
+#define STORE_X(i) store_x(i, buffer_at);
+	EACH_W(STORE_W)
+	EACH_X(STORE_X)
 }
 
 /* Which pair of a lane's numbers is of its row g or g + 8, and of the lower or upper half of k. */
@@ -372,16 +412,18 @@ void read_part(int i, int set, uint buffer_at, int group)
 
 void store_part(int part, int n_parts, uvec2 x, uint next, uint after, uint buffer_at)
 {
-	[[unroll]] for (int i = 0; i < N_W; i++)
-		if (i * n_parts / (N_W + N_X) == part) {
-			store_w(i, next, buffer_at);
-			load_w(i, after);
-		}
-	[[unroll]] for (int i = 0; i < N_X; i++)
-		if ((N_W + i) * n_parts / (N_W + N_X) == part) {
-			store_x(i, buffer_at);
-			load_x(i, x, after);
-		}
+#define PASS_W(i)                                        \
+	if (i * n_parts / (N_W + N_X) == part) {         \
+		store_w(i, next, buffer_at);             \
+		load_w(i, after);                        \
+	}
+#define PASS_X(i)                                        \
+	if ((N_W + i) * n_parts / (N_W + N_X) == part) { \
+		store_x(i, buffer_at);                   \
+		load_x(i, x, after);                     \
+	}
+	EACH_W(PASS_W)
+	EACH_X(PASS_X)
 }
 
 /*

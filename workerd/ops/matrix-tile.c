@@ -16,6 +16,7 @@ enum {
 	 * when the pipeline is made. */
 	MAX_INVOCATIONS = 1024,
 	WIDE_EDGE = 16, /* of matrices whose order is known, and k of a group */
+	WIDE_TASKS = 4, /* quads of a step that an invocation takes at most, of W and of x */
 };
 
 struct row {
@@ -66,11 +67,14 @@ static const struct vk_device_matrix *find_matrix(
 }
 
 /* Two buffers of a step, and the groups of k and pairs of rows of shaders/matrix-wide.glsl. */
-static bool fits_wide(
-	const struct op_matrix_tile *t, const struct vk_device_matrix *matrix, bool has_order)
+static bool fits_wide(const struct op_matrix_tile *t, const struct vk_device_matrix *matrix,
+	uint32_t n_invocations, bool has_order)
 {
-	return !t->is_direct && !t->is_ragged && t->n_buffers == 2 && t->bn % WIDE_EDGE == 0 &&
-	       t->bm % WIDE_EDGE == 0 && WIDE_EDGE % matrix->k == 0 &&
+	uint32_t n_quads = t->bk / 8 * (t->bn > t->bm ? t->bn : t->bm);
+
+	return n_quads <= WIDE_TASKS * n_invocations && !t->is_direct && !t->is_ragged &&
+	       t->n_buffers == 2 && t->bn % WIDE_EDGE == 0 && t->bm % WIDE_EDGE == 0 &&
+	       WIDE_EDGE % matrix->k == 0 &&
 	       (!has_order || (matrix->m == WIDE_EDGE && matrix->n == WIDE_EDGE));
 }
 
@@ -87,7 +91,7 @@ bool op_matrix_tile_bind(const struct op_pool *pool, const struct op_matrix_tile
 		return false;
 	uint32_t n_subgroups = (uint32_t)(t->bn / t->sn) * (t->bm / t->sm);
 	uint32_t order = t->is_wide ? op_pool_get_matrix_order(pool) : 0;
-	if (t->is_wide && !fits_wide(t, matrix, order != 0))
+	if (t->is_wide && !fits_wide(t, matrix, n_subgroups * info->subgroup_size, order != 0))
 		return false;
 	/* The two uses of the shared memory of shaders/matrix.glsl. */
 	uint64_t n_input = 16ull * t->n_buffers * (t->bn + (t->is_direct ? 0 : t->bm)) *

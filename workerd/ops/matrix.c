@@ -18,7 +18,9 @@ enum {
 	MIN_ROWS = 9,       /* up to there W is read once by workerd/ops/matvec.h, too */
 	CORE_SUBGROUPS = 8, /* that a core of a GPU has registers for */
 	MIN_WIDE_ROWS = 65,
-	MIN_DECODED_ROWS = 257,
+	/* Of a device with 132 cores, whose reads of it cost as much as 60 to 100 rows' product. */
+	MIN_SLOW_DECODED_ROWS = 257,
+	MIN_DECODED_ROWS = 769,
 	SUM_INVOCATIONS = 128,
 	DECODE_INVOCATIONS = 128,
 	DECODE_ELEMENTS = 8, /* an invocation decodes so many or more */
@@ -100,17 +102,23 @@ static bool fits_tile(const struct op_pool *pool, const struct op_matmul_params 
 }
 
 /*
- * Formats whose words lie so that a step of the product waits for them. On a device with 132 cores
- * making f16 of them first costs as much as 100 rows of x save.
+ * Words of some formats lie so that a step of the product waits for them; and with very many rows
+ * what W costs once is less than what each of their tiles pays for it.
  */
-static bool is_better_decoded(const struct op_matmul_params *p)
+static bool is_better_decoded(const struct op_matmul_params *p, const struct op_matrix_tile *tile)
 {
+	uint64_t k = p->w[0].ne[0], n_bytes = staged_bytes(tile, p->n_rows, k);
 	uint32_t dtype = p->w[0].dtype;
+	bool is_slow = dtype == DTYPE_Q6_K || dtype == DTYPE_Q8_0 || dtype == DTYPE_Q4_0;
 
-	return p->n_rows >= MIN_DECODED_ROWS &&
-	       (dtype == DTYPE_Q6_K || dtype == DTYPE_Q8_0 || dtype == DTYPE_Q4_0);
+	for (uint32_t i = 0; i < p->n_parts; i++)
+		n_bytes += 2 * k * whole_blocks(p->w[i].ne[1]);
+	return n_bytes + OP_MATRIX_PARTIAL_BYTES <= p->n_staging_bytes &&
+	       p->n_rows >= (is_slow ? MIN_SLOW_DECODED_ROWS : MIN_DECODED_ROWS) &&
+	       (is_slow || dtype == DTYPE_Q4_K);
 }
 
+/* False where the order of matrices is not known, or there are few rows. */
 static bool choose_wide(const struct op_pool *pool, const struct op_matmul_params *p,
 	struct op_matrix_tile *ret_tile)
 {
@@ -118,7 +126,7 @@ static bool choose_wide(const struct op_pool *pool, const struct op_matmul_param
 
 	if (!op_pool_get_matrix_order(pool) || p->n_rows < MIN_WIDE_ROWS)
 		return false;
-	if (is_better_decoded(p)) {
+	if (is_better_decoded(p, &tile)) {
 		tile = wide_tiles[0];
 		tile.is_decoded = true;
 	}
