@@ -139,8 +139,11 @@ struct op_matvec_experts_shape op_matvec_experts_choose(
 		s.n_groups = CORE_GROUPS * op_pool_get_info(pool)->n_cores / n_pairs;
 		s.n_groups = s.n_groups ? s.n_groups : 1;
 	}
-	if (p->next)
-		s.n_subgroups = 32 / s.n_rows;
+	/* Runs of 32 outputs: the most lanes for each, with two rows of loads under way. */
+	if (p->next) {
+		s.n_rows = 2;
+		s.n_unroll = 1;
+	}
 	while (!fits_shape(pool, p, &s) && s.n_unroll > 1)
 		s.n_unroll--;
 	while (!fits_shape(pool, p, &s) && s.n_subgroups > 1)

@@ -39,7 +39,10 @@ bool op_matvec_experts_fits(const struct op_pool *pool, const struct op_experts_
 bool op_matvec_experts_chain(const struct op_pool *pool, struct op_experts_params *params,
 	struct op_matmul_params *after);
 
-/* Is it worth it? On a GPU it leaves so few workgroups that it is not. */
+/*
+ * Is it worth it? On a GPU it leaves few workgroups: 7.3 us on an H200 against 5.9, and products
+ * that make the bytes for themselves take less than that longer.
+ */
 bool op_matvec_experts_wants_chain(const struct op_pool *pool);
 
 /* ABI_QUANT_ORDER_* of the bytes of SWIGLU's x in its staging, where it fits. */
