@@ -505,19 +505,25 @@ void put_unit(uint i, uint column, uint j)
 
 const bool HAS_R = FINISH == ABI_TILE_FINISH_ADD || FINISH == ABI_TILE_FINISH_GATE;
 const int N_OUT = (MAT_N * GROUP_OUT + S - 1) / S; /* outputs of a lane in a set */
+const int N_OUT_AT_ONCE = STEP == 0 ? N_OUT : 1; /* in one piece of code, as above */
 float others[SETS][HAS_R ? N_OUT : 1];
+
+float load_other(int s, int o)
+{
+	uint e = o * S + lane(), j = group() * GROUP_OUT + e % GROUP_OUT;
+	uint i = min(s * MAT_N + e / GROUP_OUT, n_m - 1);
+	uint at = t.y_at + min(j, push.n[t.part] - 1 - t.j);
+
+	return Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];
+}
 
 /* What the outputs are finished with; all asked for at once, memory is far away. */
 void load_others()
 {
-	[[unroll]] for (int s = 0; s < SETS; s++) {
-		[[unroll]] for (int o = 0; o < N_OUT; o++) {
-			uint e = o * S + lane(), j = group() * GROUP_OUT + e % GROUP_OUT;
-			uint i = min(s * MAT_N + e / GROUP_OUT, n_m - 1);
-			uint at = t.y_at + min(j, push.n[t.part] - 1 - t.j);
-			others[s][o] = Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];
-		}
-	}
+	[[unroll]] for (int s = 0; s < SETS; s++)
+		for (int o0 = 0; o0 < N_OUT; o0 += N_OUT_AT_ONCE)
+			[[unroll]] for (int o = 0; o < N_OUT_AT_ONCE; o++)
+				others[s][o0 + o] = load_other(s, o0 + o);
 }
 
 /* The lane's output o of a set. */
@@ -550,8 +556,9 @@ void store_outputs()
 			}
 			continue;
 		}
-		[[unroll]] for (int o = 0; o < N_OUT; o++)
-			put_output(s, o);
+		for (int o0 = 0; o0 < N_OUT; o0 += N_OUT_AT_ONCE)
+			[[unroll]] for (int o = 0; o < N_OUT_AT_ONCE; o++)
+				put_output(s, o0 + o);
 	}
 }
 
