@@ -180,7 +180,7 @@
 #define ABI_ATTENTION_SPEC_CAP (ABI_SPEC_KERNEL + 7)
 #define ABI_ATTENTION_SPEC_NEXT (ABI_SPEC_KERNEL + 8)
 #define ABI_ATTENTION_SPEC_GROUP (ABI_SPEC_KERNEL + 9) /* query heads of a key head */
-#define ABI_ATTENTION_UNROLL 4 /* the same of the kernel for a row */
+#define ABI_ATTENTION_UNROLL 4                         /* the same of the kernel for a row */
 
 #define ABI_ATTENTION_FLAG_CAP 1    /* scores become cap tanh(score / cap) */
 #define ABI_ATTENTION_FLAG_SINKS 2  /* each head has a score of no value */
@@ -427,8 +427,10 @@ struct abi_attention_fused {
 	ABI_U32 n_slot_pages;
 	ABI_U32 layer;
 	ABI_U32 window;    /* keys that a row sees, its own among them; 0: all */
-	ABI_U32 n_parts;   /* of a row, at most; with ONE a power of two, and there are slots for it */
-	ABI_U32 part_keys; /* a part has no fewer, unless it is the only one; with ONE whole pages */
+	ABI_U32 n_parts;   /* of a row, at most; with ONE a power of two, and there are slots for it
+			    */
+	ABI_U32 part_keys; /* a part has no fewer, unless it is the only one; with ONE whole pages
+			    */
 	ABI_F32 eps;       /* of the norms */
 };
 

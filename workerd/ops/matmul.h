@@ -43,7 +43,7 @@ struct op_matmul_params {
 	uint64_t next_gain; /* of [width of y] f32: of the next op's norm; 0: it has none */
 	uint32_t next_order;
 	bool is_skinny; /* what is_staged and next say is op_skinny_chain's */
-	bool is_exact; /* rows have the same bits whatever else is in the step, see plan.h */
+	bool is_exact;  /* rows have the same bits whatever else is in the step, see plan.h */
 	enum op_matmul_finish finish;
 	float eps;       /* of the norm */
 	uint32_t n_rows; /* the most that m can be */
