@@ -169,7 +169,6 @@ static void run_hold(struct op_arena *a, uint32_t dtype)
 							n * n_split / unit_of(dtype));
 		s.n[0] = op_arena_random(a, 8, 18) * 2 + 1;
 		s.n[1] = i % 2 == 0 ? s.n[0] : op_arena_random(a, 1, 20);
-		fprintf(stderr, "hold %u finish %d k %u norm %d\n", i, s.finish, s.k, s.has_norm);
 		run_shape(a, &s, i < 2);
 	}
 }
