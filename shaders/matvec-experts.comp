@@ -338,6 +338,7 @@ void main()
 		quant_pairs(i);
 	} else {
 		find_row(0, address_at(push.x, i / push.n_used, ABI_QUANT_ROW_BYTES(push.k)));
+		fetch_x();
 		keep_x();
 		if (NORM != 0)
 			x_scales[0] = find_scale(0, push.eps);
