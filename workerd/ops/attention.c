@@ -106,7 +106,7 @@ static uint32_t choose_splits(
 	uint32_t n = op_pool_is_software(pool) ? 1 : GPU_SPLITS;
 
 	if (p->tune.n_splits)
-		return p->tune.n_splits;
+		return min_u32(p->tune.n_splits, OP_ATTENTION_ROW_MAX_SPLITS);
 	while (n_rounds / n > MAX_ROUNDS)
 		n *= 2;
 	return n;
@@ -361,7 +361,7 @@ static int record_row(struct op_pool *pool, struct vk_command *c,
 			[ABI_ATTENTION_SPEC_FLAGS - ABI_SPEC_KERNEL] = get_flags(p)},
 	};
 
-	if (n_splits > OP_ATTENTION_MAX_SPLITS)
+	if (n_splits > OP_ATTENTION_ROW_MAX_SPLITS)
 		return fail_context(p, ret_err);
 	return op_pool_dispatch(
 		pool, c, &kernel, &push, p->n_head / n_heads * n_splits, p->n_rows, ret_err);

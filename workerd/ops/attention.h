@@ -81,9 +81,11 @@ struct op_attention_params {
 
 enum {
 	OP_ATTENTION_MAX_HEAD_DIM = 256, /* query and sums stay in a subgroup's registers */
-	OP_ATTENTION_MAX_SPLITS = 16,    /* their sums take up to 17 KiB of shared memory */
-	OP_ATTENTION_TILE_MIN_ROWS = 4,  /* fewer are taken one by one */
-	OP_ATTENTION_LIST_ROWS = 8,      /* steps of fewer rows never have tiles */
+	OP_ATTENTION_MAX_SPLITS = 16,    /* of parts */
+	OP_ATTENTION_ROW_MAX_SPLITS =
+		8, /* of a row: their sums take up to 17 KiB of shared memory */
+	OP_ATTENTION_TILE_MIN_ROWS = 4, /* fewer are taken one by one */
+	OP_ATTENTION_LIST_ROWS = 8,     /* steps of fewer rows never have tiles */
 	/* Few: with more, FUSED is slower than what it takes the place of. */
 	OP_ATTENTION_FUSED_KEYS = 8192,
 };
