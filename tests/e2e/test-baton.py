@@ -45,12 +45,18 @@ def test_turns(site):
     expected = alone(workers[0], 150)
     for worker in workers[1:]:
         Running(worker, 8).finish()
+    begun = time.monotonic()
     running = [Running(w, 150, p) for w, p in zip(workers, PROMPTS)]
     for r, e in zip(running, expected):
         check_equal(check_says(r, e), 150, "tokens")
+    # Where others compute on these CPUs, steps are longer than anybody waits for.
+    step_ms = (time.monotonic() - begun) * 1000 / (150 * len(PROMPTS))
     for worker in workers:
-        n, n_waited, _ = turns(worker)
-        check(n_waited >= 5 and n >= n_waited, f"{n} turns, {n_waited} waited for")
+        n, n_waited, n_passed = turns(worker)
+        print(f"# steps of {step_ms:.1f} ms: {n} turns, {n_waited} waited for, "
+              f"{n_passed} passed by")
+        check(n >= n_waited, f"{n} turns, {n_waited} waited for")
+        check(n_waited >= 5 or step_ms > TURN_MS / 3, f"only {n_waited} turns were waited for")
 
 
 def test_killed_in_its_turn(site):
