@@ -18,6 +18,7 @@
 #include "workerd/kv.h"
 #include "workerd/plan-layout.h"
 #include "workerd/plan.h"
+#include "workerd/tuning.h"
 #include "workerd/weights.h"
 
 enum { N_ROWS = 70, N_LOGIT_ROWS = 4, N_CTX = 256, N_SLOTS = 3, N_TOKENS = 131 };
@@ -432,15 +433,13 @@ static void compare_ahead(const struct ahead *found, const struct ahead *expecte
 					expected->tokens[s][n + 1], found->tokens[s][n + 1]);
 }
 
-/* A step is submitted before the tokens of the one before it are known: the same bits. */
-static void test_bits_do_not_depend_on_running_ahead(void **state)
+static void check_running_ahead(void)
 {
 	const size_t n_bytes = sizeof(float) * N_AHEAD * N_AHEAD_SLOTS * n_vocab;
 	struct plan_row rows[N_AHEAD_SLOTS];
 	struct ahead expected, found;
 	struct err e = ERR_NULL;
 
-	(void)state;
 	run_behind(&expected);
 	init_ahead(&found);
 	fill_ahead(&found, 0, true, rows);
@@ -461,6 +460,30 @@ static void test_bits_do_not_depend_on_running_ahead(void **state)
 	close_ahead(&found);
 	free(found.logits);
 	free(expected.logits);
+}
+
+/* A step is submitted before the tokens of the one before it are known: the same bits. */
+static void test_bits_do_not_depend_on_running_ahead(void **state)
+{
+	(void)state;
+	check_running_ahead();
+}
+
+/* The same where rows of a session each have commands of their own. */
+static void test_spread_rows_run_ahead(void **state)
+{
+	const struct plan_params params = {.n_rows = N_ROWS,
+		.n_logit_rows = N_LOGIT_ROWS,
+		.kernels = PLAN_KERNELS_FAST,
+		.attention = OP_ATTENTION_FUSED};
+	struct plan *exact = plan;
+	struct err e = ERR_NULL;
+
+	(void)state;
+	on_device_check(plan_new(device, model.weights, kv, &params, &e, &plan), &e, "plan");
+	check_running_ahead();
+	plan_free(plan);
+	plan = exact;
 }
 
 /*
@@ -664,6 +687,10 @@ static uint32_t run_fast(enum op_attention_kind attention, float *ret_logits[2 *
 	}
 	for (uint32_t i = 0; i < N_DECODE; i++)
 		ret_logits[i] = decode(slots, N_SLOTS, positions);
+	/* Choices may change at any time, also behind a step that has other commands than one row.
+	 */
+	on_device_check(plan_set_tuning(plan, tuning_new(), &e), &e, "tuning");
+	assert_true(plan_get_n_dispatches(plan) > 0);
 	for (uint32_t i = 0; i < N_DECODE; i++)
 		ret_logits[N_DECODE + i] = decode(slots, 1, positions);
 	for (uint32_t i = 0; i < N_SLOTS; i++)
@@ -719,6 +746,7 @@ int main(int argc, char **argv)
 		CASE(test_bits_do_not_depend_on_a_batch),
 		CASE(test_bits_do_not_depend_on_neighbours),
 		CASE(test_bits_do_not_depend_on_running_ahead),
+		CASE(test_spread_rows_run_ahead),
 		CASE(test_row_is_thrown_away),
 		CASE(test_running_ahead_refused),
 		CASE(test_step_refused),
