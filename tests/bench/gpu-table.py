@@ -331,7 +331,7 @@ def part_matvec(bench):
     pattern = rf"(\w+) +{n} x {k} +n (\d) +default .*: +([0-9.]+) us +([0-9.]+) GB/s( WRONG)?"
     head("format", "n = 1 µs (GB/s)", "n = 2", "n = 4", "n = 8")
     for name in "f16", "q8_0", "q4_K", "q6_K", "q4_0", "tq2_0", "q2_0", "q1_0":
-        found = [re.findall(pattern, bench.run("bench-matvec", "--default", f"-{n}x{k}", name,
+        found = [re.findall(pattern, bench.run("bench-matvec", "--default", f"{n}x{k}", name,
                                                env=bench.env))
                  for _ in range(bench.args.repeats)]
         cells = []

@@ -280,6 +280,12 @@ void op_attention_fill_spans(const struct abi_row *rows, uint32_t n_rows, uint32
 	singles[0] = n_singles;
 }
 
+static int fail_context(const struct op_attention_params *p, struct err *ret_err)
+{
+	return err_set(
+		ret_err, ENOTSUP, "attention: a context of %u pages is too long", p->n_slot_pages);
+}
+
 static int check(const struct op_attention_params *p, struct err *ret_err)
 {
 	if (p->head_dim == 0 || p->head_dim % 2 || p->head_dim > OP_ATTENTION_MAX_HEAD_DIM)
@@ -293,13 +299,10 @@ static int check(const struct op_attention_params *p, struct err *ret_err)
 	if (p->tune.n_splits > OP_ATTENTION_MAX_SPLITS)
 		return err_set(ret_err, EINVAL, "attention: splits: expected up to %d, found %u",
 			OP_ATTENTION_MAX_SPLITS, p->tune.n_splits);
+	/* Kernels count tokens in 32 bits, where a driver does not stop them earlier. */
+	if (p->n_slot_pages > UINT32_MAX / KV_PAGE_TOKENS)
+		return fail_context(p, ret_err);
 	return 0;
-}
-
-static int fail_context(const struct op_attention_params *p, struct err *ret_err)
-{
-	return err_set(
-		ret_err, ENOTSUP, "attention: a context of %u pages is too long", p->n_slot_pages);
 }
 
 static uint32_t get_flags(const struct op_attention_params *p)
