@@ -430,7 +430,7 @@ def test_another_socket_before_it(site):
     way.argv[i:i] = ["--listen", other]
     way.start()
     wait_leases(site, [worker.pid])
-    check("is leased again" in worker.log(), worker.log())
+    wait_until(lambda: "is leased again" in worker.log(), "the worker hears of it")
     time.sleep(6)  # as long as anybody is waited for
     check_equal(states(site), [("ready", 1, 0)], "states")
     check_equal(site.status()["devices"][0]["account"]["reserved_bytes"], before, "one grant")

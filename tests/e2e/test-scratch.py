@@ -201,8 +201,8 @@ def test_spill_is_said(site):
 def test_less_chunk_rather_than_a_spill(site):
     """The device has less than weightd knows of: the step shrinks until its scratch fits."""
     site.weightd({"demo": harness.MODEL})
-    worker = layered_worker(site, small_gpu("6900K"), LONG + ["--chunk", "512", "--fail-on-spill"])
-    status = check_home(site, worker, 0, "6900K")
+    worker = layered_worker(site, small_gpu("7200K"), LONG + ["--chunk", "512", "--fail-on-spill"])
+    status = check_home(site, worker, 0, "7200K")
     check_equal(status["memory"]["chunk"]["tokens"], 128, "chunk")
     check_equal(lines_with(worker, SPILLED), [], worker.log())
     said = lines_with(worker, "chunk: ")
