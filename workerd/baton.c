@@ -29,6 +29,14 @@ enum { MAX_PASSED = 2 };
 enum { MAX_STEP_TURNS = 4 };
 #define ALONE_NS UINT64_C(1000000000)
 
+/*
+ * Whoever waits for more than this of a second does without, too: a crowd, or one that writes there
+ * what it likes, costs a worker no more than that second of two.
+ */
+#define WINDOW_NS UINT64_C(1000000000)
+#define MAX_WINDOW_WAIT_NS (WINDOW_NS / 8 * 7)
+enum { MAX_WAKES = 256 }; /* in one wait: more than there are places for */
+
 struct baton {
 	struct baton_memory *memory;
 	uint32_t self;
@@ -38,6 +46,8 @@ struct baton {
 	uint64_t step_ns;  /* of the last step; 0: of none yet */
 	uint32_t n_passed; /* in a row */
 	uint64_t alone_until_ns;
+	uint64_t window_ns; /* since when waits are summed */
+	uint64_t window_wait_ns;
 	struct baton_counters counters;
 };
 
@@ -145,6 +155,15 @@ static uint32_t find_next(const struct baton *b)
 
 /* ---- turns ---- */
 
+static void go_alone(struct baton *b, uint64_t now_ns)
+{
+	log_debug("baton: on without it for a while");
+	b->n_passed = 0;
+	b->alone_until_ns = now_ns + ALONE_NS;
+	b->window_wait_ns = 0;
+	baton_rest(b);
+}
+
 static void begin_turn(struct baton *b, bool has_passed)
 {
 	b->is_held = true;
@@ -152,12 +171,20 @@ static void begin_turn(struct baton *b, bool has_passed)
 	b->counters.n_turns++;
 	b->n_passed = has_passed ? b->n_passed + 1 : 0;
 	b->counters.n_passed += has_passed;
-	if (b->n_passed < MAX_PASSED)
-		return;
-	log_debug("baton: nobody hands it on: on without it for a while");
-	b->n_passed = 0;
-	b->alone_until_ns = b->taken_ns + ALONE_NS;
-	baton_rest(b);
+	if (b->n_passed >= MAX_PASSED)
+		go_alone(b, b->taken_ns);
+}
+
+/* A wait that began then is over. */
+static void note_wait(struct baton *b, uint64_t start_ns, uint64_t waited_ns)
+{
+	b->counters.n_waits++;
+	b->counters.wait_ns += waited_ns;
+	if (start_ns - b->window_ns >= WINDOW_NS) {
+		b->window_ns = start_ns;
+		b->window_wait_ns = 0;
+	}
+	b->window_wait_ns += waited_ns;
 }
 
 /* True when it has the baton, at the latest after some time in which nobody handed it on. */
@@ -167,7 +194,7 @@ static bool wait_for_turn(struct baton *b, bool *ret_has_passed)
 	uint32_t seen = 0;
 
 	*ret_has_passed = false;
-	for (;;) {
+	for (uint32_t n_wakes = 0; n_wakes < MAX_WAKES; n_wakes++) {
 		uint32_t holder = atomic_load(&b->memory->holder);
 		uint64_t now_ns = clock_now_ns();
 
@@ -191,6 +218,7 @@ static bool wait_for_turn(struct baton *b, bool *ret_has_passed)
 		}
 		sleep_while(b, holder, seen_ns + BATON_PATIENCE_NS - now_ns);
 	}
+	return false;
 }
 
 bool baton_is_short(const struct baton *b, uint64_t step_ns)
@@ -220,20 +248,33 @@ uint64_t baton_begin(struct baton *b, bool is_short)
 	bool has_turn = wait_for_turn(b, &has_passed);
 	leave_place(b, b->self);
 	uint64_t waited_ns = clock_now_ns() - start_ns;
-	b->counters.n_waits++;
-	b->counters.wait_ns += waited_ns;
+	note_wait(b, start_ns, waited_ns);
 	b->is_held = false;
 	if (has_turn)
 		begin_turn(b, has_passed);
-	else
-		b->alone_until_ns = start_ns + waited_ns + ALONE_NS;
+	if (!has_turn || b->window_wait_ns > MAX_WINDOW_WAIT_NS)
+		go_alone(b, start_ns + waited_ns);
 	return waited_ns;
 }
 
-bool baton_may_go_on(const struct baton *b)
+bool baton_would_wait(const struct baton *b)
 {
-	return !b || !b->is_held || !find_next(b) ||
-	       clock_now_ns() + 2 * b->step_ns <= b->taken_ns + b->turn_ns;
+	if (!b)
+		return false;
+	uint32_t holder = atomic_load(&b->memory->holder);
+	return holder != 0 && !(b->is_held && holder == b->self) &&
+	       clock_now_ns() >= b->alone_until_ns;
+}
+
+bool baton_may_go_on(const struct baton *b, bool is_short)
+{
+	if (!b)
+		return true;
+	if (!b->is_held)
+		return !is_short || clock_now_ns() < b->alone_until_ns;
+	/* It may have been passed by itself. */
+	return atomic_load(&b->memory->holder) == b->self &&
+	       (!find_next(b) || clock_now_ns() + 2 * b->step_ns <= b->taken_ns + b->turn_ns);
 }
 
 void baton_end(struct baton *b, uint64_t step_ns, bool is_last)

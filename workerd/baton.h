@@ -11,7 +11,7 @@
  *
  * The memory (proto/baton.h) is anybody's who may compute, so nothing there is believed for long:
  * who does not hand on, or has died, is passed by after BATON_PATIENCE_NS, and who meets that again
- * and again does without a baton for a while. It saves time, and nothing depends on it.
+ * and again, or waits for most of a second, does without a baton for a while. It saves time, and nothing depends on it.
  *
  * All calls accept NULL: a worker without a baton. Engine thread.
  */
@@ -28,7 +28,7 @@ struct err;
 
 struct baton_counters {
 	uint64_t n_turns;  /* that began */
-	uint64_t n_waits;  /* of those, that had to be waited for */
+	uint64_t n_waits;  /* for one, whether it came or not */
 	uint64_t n_passed; /* workers that were passed by */
 	uint64_t wait_ns;
 };
@@ -48,8 +48,14 @@ bool baton_is_short(const struct baton *b, uint64_t step_ns);
  */
 uint64_t baton_begin(struct baton *b, bool is_short);
 
-/* Does another step behind the one that is under way belong to the same turn? */
-bool baton_may_go_on(const struct baton *b);
+/* Would baton_begin wait for a short step? By a look: it may be otherwise then. */
+bool baton_would_wait(const struct baton *b);
+
+/*
+ * Does another step behind the one that is under way belong to the same turn, or need none? Else it
+ * begins with baton_begin, when none is under way.
+ */
+bool baton_may_go_on(const struct baton *b, bool is_short);
 
 /*
  * A step of the turn is done, step_ns after it, or the end of the one before it; is_last: none is

@@ -517,6 +517,7 @@ static int measure_ceilings(struct engine *e, struct bencher *b, struct err *ret
 {
 	struct profile_params params;
 
+	plan_rest(e->stack->plan);
 	plan_get_profile_params(e->stack->plan, &params);
 	int r = ceiling_measure(params.device, params.pool, ret_err, &b->result->ceilings);
 

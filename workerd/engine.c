@@ -118,8 +118,11 @@ static int engine_submit(void *userdata, const struct plan_row *rows, uint32_t n
 	const uint32_t *want, uint32_t n_want, struct err *ret_err)
 {
 	struct engine *e = userdata;
-	int r = plan_submit(e->stack->plan, rows, n_rows, want, n_want, ret_err);
 
+	/* Tokens do not wait for a turn, but for no more than a submission. */
+	if (plan_would_wait(e->stack->plan))
+		engine_flush(e);
+	int r = plan_submit(e->stack->plan, rows, n_rows, want, n_want, ret_err);
 	engine_flush(e);
 	return r;
 }
@@ -546,13 +549,20 @@ static void *engine_run(void *userdata)
 		if (engine_is_asked(e) || (scheduler_step_count(e->scheduler) &&
 						  clock_now_ns() >= engine_get_deadline(e)))
 			engine_settle(e);
+		/* What takes long and is no step. */
+		if (e->stack && (publisher_is_due(e) || tuner_is_due(e)))
+			plan_rest(e->stack->plan);
 		if (!e->code)
 			publisher_attend(e);
 		if (!e->code)
 			scheduler_expire(e->scheduler, clock_now_ns());
 		if (!e->code)
 			park_attend(e);
-		if (!e->code)
+		/* Asked once: it may have become due since. */
+		bool is_bench_due = bencher_is_due(e);
+		if (is_bench_due)
+			engine_settle(e);
+		if (is_bench_due && !e->code)
 			bencher_attend(e);
 		if (!e->code)
 			tuner_attend(e);

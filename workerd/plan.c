@@ -505,7 +505,13 @@ static bool is_short(const struct plan *p, uint32_t n_rows, uint32_t n_want)
 
 bool plan_can_run_ahead(const struct plan *p, uint32_t n_rows)
 {
-	return !is_single(p, n_rows) && baton_may_go_on(p->params.baton);
+	return !is_single(p, n_rows) &&
+	       baton_may_go_on(p->params.baton, is_short(p, n_rows, n_rows));
+}
+
+bool plan_would_wait(const struct plan *p)
+{
+	return !p->n_flight && baton_would_wait(p->params.baton);
 }
 
 void plan_rest(struct plan *p)

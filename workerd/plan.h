@@ -123,6 +123,9 @@ int must_check plan_wait(struct plan *p, struct err *ret_err);
 
 uint32_t plan_get_n_flight(const struct plan *p);
 
+/* Would a step that is submitted now wait for other workers first? */
+bool plan_would_wait(const struct plan *p);
+
 /* No step follows soon: other workers need not wait for one. */
 void plan_rest(struct plan *p);
 

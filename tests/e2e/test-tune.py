@@ -147,7 +147,7 @@ def measured(worker):
 def test_held(site):
     """x that goes into the registers of a subgroup is tried there, of one row and no other."""
     own_cache(site)
-    # Eight lanes hold the 512 numbers of a row in one go, and the 1280 of the layer not whole.
+    # Eight lanes hold the 512 numbers of a row in one go; the 1280 of the layer are several subgroups'.
     site.env["LP_NATIVE_VECTOR_WIDTH"] = "256"
     path = os.path.join(site.dir, "wide.gguf")
     subprocess.run([harness.need_env("MKMODEL_BIN"), path, "--embd", "512", "--ff", "1280",
@@ -166,7 +166,7 @@ def test_held(site):
         if cut.startswith("matvec"):
             case = int(re.search(r" x (\d+)", product)[1]), n == "1"
             tried.setdefault(case, set()).add(int(re.search(r"n_hold=(\d+)", cut)[1]))
-    check_equal(tried, {(512, True): {0, 1}, (512, False): {0}, (1280, True): {0},
+    check_equal(tried, {(512, True): {0, 1}, (512, False): {0}, (1280, True): {0, 1},
                         (1280, False): {0}}, "n_hold of each width, of one row and of more")
     check_equal(site.ctl(*QUESTION, worker=worker).out, before, "answer of the tuned worker")
 

@@ -7,10 +7,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -94,7 +97,7 @@ static void test_none(void **state)
 
 	(void)state;
 	assert_int_equal(baton_begin(NULL, true), 0);
-	assert_true(baton_may_go_on(NULL));
+	assert_true(baton_may_go_on(NULL, true));
 	baton_end(NULL, MS, true);
 	baton_rest(NULL);
 	baton_get_counters(NULL, &c);
@@ -111,7 +114,7 @@ static void test_alone(void **state)
 	(void)state;
 	for (int i = 0; i < 100; i++) {
 		assert_int_equal(baton_begin(b, true), 0);
-		assert_true(baton_may_go_on(b));
+		assert_true(baton_may_go_on(b, true));
 		baton_end(b, TURN_MS * MS, true);
 		assert_true(memory->holder != 0);
 	}
@@ -259,7 +262,7 @@ static void test_length(void **state)
 	sleep_ns(2 * MS);
 	assert_int_equal(n_came, 0);
 	baton_end(b, TURN_MS * MS, false); /* another is under way */
-	assert_false(baton_may_go_on(b));
+	assert_false(baton_may_go_on(b, true));
 	assert_int_equal(n_came, 0);
 	baton_end(b, TURN_MS * MS, true);
 	pthread_join(player.thread, NULL);
@@ -340,10 +343,71 @@ static void test_nobody_hands_on(void **state)
 	for (int i = 0; i < 100; i++)
 		assert_int_equal(baton_begin(b, true), 0);
 	assert_true(clock_now_ns() - start_ns < BATON_PATIENCE_NS);
-	assert_true(baton_may_go_on(b));
+	assert_true(baton_may_go_on(b, true));
 	assert_int_equal(memory->holder, 77);
 	baton_free(b);
 	assert_int_equal(memory->holder, 77);
+}
+
+/* Who was passed by itself goes on with a turn of its own, not beside another's. */
+static void test_passed_by(void **state)
+{
+	struct baton *b = new_baton();
+
+	(void)state;
+	assert_int_equal(baton_begin(b, true), 0);
+	assert_true(baton_may_go_on(b, true));
+	memory->holder = 77;
+	assert_false(baton_may_go_on(b, true));
+	assert_true(baton_would_wait(b));
+	memory->holder = 0;
+	assert_false(baton_may_go_on(b, true));
+	assert_false(baton_would_wait(b));
+	assert_int_equal(baton_begin(b, true), 0);
+	assert_true(baton_may_go_on(b, true));
+	/* Behind a long step, which needs none, a short one asks. */
+	assert_int_equal(baton_begin(b, false), 0);
+	assert_true(baton_may_go_on(b, false));
+	assert_false(baton_may_go_on(b, true));
+	baton_free(b);
+}
+
+static void *flip(void *userdata)
+{
+	const _Atomic bool *is_on = userdata;
+
+	/* A new holder before patience is over, and a turn now and then. */
+	for (uint32_t i = 78; *is_on; i++) {
+		uint32_t victim = 0;
+		for (uint32_t k = 0; k < BATON_N_PLACES && !victim; k++)
+			victim = memory->places[k].worker;
+		memory->holder = i % 16 || !victim ? i : victim;
+		syscall(SYS_futex, &memory->holder, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+		sleep_ns(20 * MS);
+	}
+	return NULL;
+}
+
+/* However a neighbour makes it wait: it computes without it for as long as it has waited. */
+static void test_made_to_wait(void **state)
+{
+	struct baton *b = new_baton();
+	_Atomic bool is_on = true;
+	pthread_t thread;
+	uint64_t waited_ns = 0, start_ns = clock_now_ns();
+
+	(void)state;
+	assert_int_equal(pthread_create(&thread, NULL, flip, &is_on), 0);
+	while (clock_now_ns() - start_ns < 3000 * MS) {
+		waited_ns += baton_begin(b, true);
+		sleep_ns(3 * MS);
+		baton_end(b, 3 * MS, true);
+	}
+	is_on = false;
+	pthread_join(thread, NULL);
+	assert_true(waited_ns > 0);
+	assert_true(waited_ns < 2100 * MS);
+	baton_free(b);
 }
 
 static _Atomic bool is_scribbling;
@@ -375,7 +439,7 @@ static void test_scribbles(void **state)
 	uint64_t waited_ns = 0;
 	for (int i = 0; i < 200; i++) {
 		waited_ns += baton_begin(b, true);
-		(void)baton_may_go_on(b);
+		(void)baton_may_go_on(b, true);
 		baton_end(b, MS, true);
 	}
 	is_scribbling = false;
@@ -398,6 +462,8 @@ int main(void)
 		BATON_CASE(test_dead_holder),
 		BATON_CASE(test_dead_waiter),
 		BATON_CASE(test_nobody_hands_on),
+		BATON_CASE(test_passed_by),
+		BATON_CASE(test_made_to_wait),
 		BATON_CASE(test_scribbles),
 	};
 
