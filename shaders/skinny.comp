@@ -511,7 +511,7 @@ float others[SETS][HAS_R ? N_OUT : 1];
 float load_other(int s, int o)
 {
 	uint e = o * S + lane(), j = group() * GROUP_OUT + e % GROUP_OUT;
-	uint i = min(s * MAT_N + e / GROUP_OUT, n_m - 1);
+	uint i = min(s * MAT_N + e / GROUP_OUT, max(n_m, 1) - 1);
 	uint at = t.y_at + min(j, push.n[t.part] - 1 - t.j);
 
 	return Floats(address_at(push.r, i, 4 * push.y_stride)).at[at];

@@ -398,7 +398,7 @@ static void hold(
 		s->n_subgroups -= s->n_subgroups % s->n_split;
 	else
 		s->n_subgroups = s->n_split;
-	s->n_groups = row->n_core * c->n_cores / row->n_subgroups;
+	s->n_groups = row->n_core * c->n_cores / s->n_subgroups;
 }
 
 /* Cut i of the list, for an op of the row. False behind the last. */

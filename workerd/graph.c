@@ -285,6 +285,7 @@ int graph_place(struct graph *g, uint32_t n_rows, struct err *ret_err, uint64_t 
 		if (end > n_bytes)
 			n_bytes = end;
 	}
+	g->n_placed_rows = n_rows;
 	*ret_bytes = n_bytes;
 	return 0;
 }

@@ -128,6 +128,7 @@ struct graph {
 	uint32_t staging;
 	uint32_t few_staging; /* another one, for up to OP_MATVEC_MAX_COLUMNS rows */
 
+	uint32_t n_placed_rows; /* of graph_place; commands may be recorded for more */
 	uint32_t n_values;
 	uint32_t n_values_room;
 	struct graph_value *values;

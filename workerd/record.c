@@ -62,13 +62,21 @@ static int record_embed(const struct recorder *r, const struct graph_op *op)
 	return op_embed_record(r->pool, r->c, &params, r->err);
 }
 
+/* Commands are for a power of two rows, and the value has room for those that can be. */
+static uint64_t count_staging(const struct recorder *r, uint32_t value)
+{
+	uint32_t n_placed = r->g->n_placed_rows;
+
+	return graph_value_bytes(r->g, value, r->n_rows < n_placed ? r->n_rows : n_placed);
+}
+
 /* Ops in a row have different ones, so that one can fill the next one's. */
 static uint64_t get_staging(const struct recorder *r, uint32_t i, uint64_t *ret_bytes)
 {
 	bool is_few = r->n_rows <= OP_MATVEC_MAX_COLUMNS && i % 2;
 	uint32_t value = is_few ? r->g->few_staging : r->g->staging;
 
-	*ret_bytes = r->g->has_staging ? graph_value_bytes(r->g, value, r->n_rows) : 0;
+	*ret_bytes = r->g->has_staging ? count_staging(r, value) : 0;
 	return r->g->has_staging ? value_address(r, value) : 0;
 }
 
@@ -80,7 +88,7 @@ static bool take_skinny_staging(const struct recorder *r, struct op_matmul_param
 	if (!r->g->has_staging)
 		return false;
 	wide.staging = value_address(r, r->g->staging);
-	wide.n_staging_bytes = graph_value_bytes(r->g, r->g->staging, r->n_rows);
+	wide.n_staging_bytes = count_staging(r, r->g->staging);
 	if (!op_skinny_wants(r->pool, &wide))
 		return false;
 	*p = wide;

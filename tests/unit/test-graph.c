@@ -38,6 +38,8 @@ static uint64_t place(struct graph *g, uint32_t n_rows)
 	uint64_t n_bytes = 0;
 
 	assert_int_equal(graph_place(g, n_rows, &e, &n_bytes), 0);
+	/* Whoever records for more rows has room for no more than these. */
+	assert_int_equal(g->n_placed_rows, n_rows);
 	return n_bytes;
 }
 

@@ -5,6 +5,7 @@
 
 #include "proto/util/err.h"
 #include "shaders/abi.h"
+#include "vk/device.h"
 #include "workerd/ops/pool.h"
 
 /* Eight lanes look at all pairs; a software driver leaves loops of 65,536 rounds. */
@@ -36,10 +37,10 @@ int op_group_record(struct op_pool *pool, struct vk_command *c, const struct op_
 	struct err *ret_err)
 {
 	enum { N_INVOCATIONS = 512 };
+	uint32_t n_max = op_pool_get_info(pool)->max_invocations;
+	uint32_t n = n_max < N_INVOCATIONS ? n_max : N_INVOCATIONS;
 	struct op_pool_kernel kernel = {.id = KERNELS_GROUP,
-		.n_subgroups = op_pool_is_software(pool)
-				       ? 1
-				       : N_INVOCATIONS / op_pool_get_subgroup_size(pool)};
+		.n_subgroups = op_pool_is_software(pool) ? 1 : n / op_pool_get_subgroup_size(pool)};
 	struct abi_group_push push = {.choice = p->choice,
 		.pairs = p->pairs,
 		.groups = p->groups,

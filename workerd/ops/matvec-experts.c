@@ -123,6 +123,7 @@ struct op_matvec_experts_shape op_matvec_experts_choose(
 	enum { MAX_UNROLL = 3, CORE_GROUPS = 3 };
 	struct op_matvec_experts_shape s = {.n_rows = 2, .n_unroll = 1, .n_subgroups = 1};
 	uint32_t n_lanes = op_pool_get_subgroup_size(pool);
+	uint32_t n_cores = op_pool_get_info(pool)->n_cores;
 
 	if (op_pool_is_software(pool))
 		return s;
@@ -136,8 +137,10 @@ struct op_matvec_experts_shape op_matvec_experts_choose(
 		uint32_t n_pairs = p->n_rows * p->n_used;
 		s.is_held = true;
 		s.n_subgroups = 8;
-		s.n_groups = CORE_GROUPS * op_pool_get_info(pool)->n_cores / n_pairs;
-		s.n_groups = s.n_groups ? s.n_groups : 1;
+		s.n_groups = CORE_GROUPS * n_cores / n_pairs;
+		/* A device that does not say how many it has gets all there are. */
+		if (n_cores && s.n_groups == 0)
+			s.n_groups = 1;
 	}
 	/* Runs of 32 outputs: the most lanes for each, with two rows of loads under way. */
 	if (p->next) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/util/err.h"
+#include "proto/util/log.h"
 #include "shaders/abi.h"
 #include "vk/command.h"
 #include "vk/device.h"
@@ -47,10 +48,18 @@ int op_pool_new(struct vk_device *d, struct err *ret_err, struct op_pool **ret_p
 		return err_set(ret_err, ENOMEM, "pipelines: no memory");
 	pool->d = d;
 	pool->info = info;
-	int r = op_matrix_order_find(d, ret_err, &pool->matrix_order);
-	if (!r)
-		r = op_fragment_find(d, pool, ret_err, &pool->fragment);
-	if (r) {
+	/* What a driver refuses there is missed by kernels that have others in their place. */
+	struct err refused = ERR_NULL;
+	int r = op_matrix_order_find(d, &refused, &pool->matrix_order);
+	if (r < 0)
+		log_debug("order of matrices: %s", refused.text);
+	if (r <= 0)
+		r = op_fragment_find(d, pool, &refused, &pool->fragment);
+	if (r < 0)
+		log_debug("order of matrices: %s", refused.text);
+	if (r > 0) {
+		if (ret_err)
+			*ret_err = refused;
 		op_pool_free(pool);
 		return r;
 	}
