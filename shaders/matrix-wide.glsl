@@ -499,12 +499,8 @@ void sum_steps(uvec2 x, uint x_stride, uint first, uint end, uint n_live)
 	barrier();
 }
 
-float staged_output(uint at)
-{
-	return uintBitsToFloat(stage[at / 4][at % 4]);
-}
+#include "matrix-store.glsl"
 
-/* MAT_M rows of the subgroup's sums, from row i0 of the tile, at quad `at` of the shared memory. */
 void store_rows(uint i0, uint n_live, uint at)
 {
 	uint j0 = first_n() / SN * SN_OUT;
@@ -514,37 +510,9 @@ void store_rows(uint i0, uint n_live, uint at)
 		uint from = 4 * (at + i * OUT_ROW) + c;
 		if (i0 + i >= n_live)
 			continue;
-		float v = staged_output(from);
-		if (IS_SWIGLU)
-			v = silu(v) * staged_output(from + SN_OUT);
+		float v = finished_output(from);
 		store_output(i0 + i, j0 + c, v);
 	}
-}
-
-/* The sums, finished; rows from n_live on are left out. */
-void store_tile(uint n_live)
-{
-	uint at = gl_SubgroupID * OUT_SIZE;
-
-	[[unroll]] for (int i = 0; i < N_I; i++) {
-		[[unroll]] for (int j = 0; j < N_J; j++)
-			coopMatStore(sums[i][j], stage, at + j * MAT_N / 4, OUT_ROW,
-				gl_CooperativeMatrixLayoutRowMajor);
-		subgroupBarrier();
-		store_rows(first_m() + i * MAT_M, n_live, at);
-		subgroupBarrier();
-	}
-	barrier(); /* another tile may come */
-}
-
-/* The sums as they are: [BM][BN] at an address. */
-void store_partial(uvec2 to)
-{
-	[[unroll]] for (int i = 0; i < N_I; i++)
-		[[unroll]] for (int j = 0; j < N_J; j++)
-			coopMatStore(sums[i][j], FloatsOut(to).at,
-				(first_m() + i * MAT_M) * BN + first_n() + j * MAT_N, BN,
-				gl_CooperativeMatrixLayoutRowMajor);
 }
 
 #endif
