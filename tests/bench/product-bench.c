@@ -54,7 +54,7 @@ void product_bench_init(
 	b->io = on_device_memory(b->d, VK_MEMORY_IO, params->n_io_bytes, false);
 	b->map = (uint8_t *)on_device_map(b->io);
 	b->weights = new_scratch(b, params->n_weight_bytes);
-	b->x = new_scratch(b, n_x_bytes);
+	b->x = on_device_memory(b->d, VK_MEMORY_SCRATCH, n_x_bytes, false);
 	b->y = new_scratch(b, params->n_y_bytes);
 	b->staging = new_scratch(b, params->n_staging_bytes);
 	b->command = on_device_command(b->d, 2);

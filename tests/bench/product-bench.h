@@ -5,7 +5,7 @@
 /*
  * A product of several rows on random weights and inputs, timed, and held against a reference on
  * some rows and columns: what the benches of op_matrix and op_skinny share. A software driver gets
- * an eighth of the memory and is timed by single runs.
+ * an eighth of the memory, but for x, and is timed by single runs.
  */
 #include "tests/vulkan/matrix-sample.h"
 #include "tests/vulkan/on-device.h"
