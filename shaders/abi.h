@@ -54,7 +54,7 @@
 
 /*
  * quantize: rows of x as signed bytes, for the integer kernels. A row of k, k % 64 == 0, is cut
- *into units of 64 numbers, those into four quads of 16. In staging, one after the other:
+ * into units of 64 numbers, those into four quads of 16. In staging, one after the other:
  *
  *	[4][k / 64] uvec4     the quads: those of one place in their units side by side
  *	[2][k / 64] uvec2     of the halves of the units: f32 scale d, i16 sums of its two quads

@@ -5,9 +5,10 @@
 /*
  * What every kernel includes: device addresses as typed references, and the place of an invocation.
  *
- * Each subgroup works alone, without barrier or shared memory, and a workgroup is a bundle of them;
- * attention, best, matrix and stage are the exceptions. Sums run in an order that is a function of
- * the row alone, but those of matrix; a multiplication that is summed is an explicit fma, and what
+ * In kernels that are exact each subgroup works alone, without barrier or shared memory, and a
+ * workgroup is a bundle of them, but in attention and best; others share what they like. Sums run in
+ * an order that is a function of the row alone, but those of matrix, skinny and of attention in
+ * parts; a multiplication that is summed is an explicit fma, and what
  * else has both is `precise`: a compiler that contracts one tile's arithmetic otherwise than
  * another's would give a row other bits beside other rows.
  */

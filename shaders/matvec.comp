@@ -12,15 +12,16 @@
  *
  * Shapes: w[p] [n[p]][k], x [m][k] f32, y and r [m][y_stride] f32. The outputs of the parts lie one
  * behind the other in a row of y; SWIGLU has two parts of the same n and one output of that width.
- * Grid: x: at most ceil(tiles / subgroups of a workgroup), of fewer each takes several; tiles = sum
+ * Grid: x: at most ceil(tiles / what a workgroup has in one go: a tile for each SPLIT of its
+ * subgroups, with NEXT the 32 outputs of a run), of fewer each takes several; tiles = sum
  * over p of ceil(n[p] / ROWS), with SWIGLU ceil(n[0] / (ROWS / 2)); y: ceil(m / COLUMNS).
  * Bindings: none; addresses in struct abi_matvec. Rows beyond *m are not stored.
  *
  * A subgroup computes ROWS rows of W times COLUMNS rows of x, both powers of two; each word of W is
  * read once. Its lanes share k: lane l takes units l, l + SUBGROUP, ... one after the other, whatever
  * the tile, so that the order of a sum depends on k, the subgroup's size and the format alone.
- * With HOLD, for one row of x at a time and what is staged, x is read once and stays in registers
- * while the subgroup walks over its tiles.
+ * With HOLD, for one row of x at a time, x is read once and stays in registers while the subgroup,
+ * or SPLIT of them that share k, walks over its tiles.
  * Memory is kept busy by the loads of many subgroups, and with AHEAD by those of the next round.
  */
 #include "common.glsl"
