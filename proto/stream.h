@@ -7,7 +7,7 @@
  *
  *	byte  0 .. 3              4 .. 4 + n
  *	     [ n: u32 little ] [ n bytes: protobuf, proto/workerd.proto ]      1 <= n <=
- *STREAM_MAX_BYTES
+ * STREAM_MAX_BYTES
  *
  * The length is checked before anything is allocated.
  */

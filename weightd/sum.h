@@ -8,8 +8,8 @@
  * nor on who sums them. shaders/checksum.comp computes the same.
  *
  * A piece is units u of 16 bytes, little-endian words w0 to w3; bytes behind its end are zeros.
- *Each unit of a piece has key words k0 to k3 of its own, the same ones in all pieces; q is of the
- *key too, and odd. With + and * modulo 2^64, and (w + k) modulo 2^32:
+ * Each unit of a piece has key words k0 to k3 of its own, the same ones in all pieces; q is of the
+ * key too, and odd. With + and * modulo 2^64, and (w + k) modulo 2^32:
  *
  *	nh(u) = (w0 + k0) * (w1 + k1) + (w2 + k2) * (w3 + k3)
  *	sum   = nh(0) + nh(1) + ... + n_bytes * q

@@ -8,7 +8,7 @@
  *
  *	h = rms_norm(x) ffn_norm
  *	p = softmax(ffn_gate_inp h), e_1 ... the n_expert_used largest, w = p scaled to a sum of 1
- *there x = x + sum over i of w[e_i] ffn_down_exps[e_i] (silu(ffn_gate_exps[e_i] h) *
+ * there x = x + sum over i of w[e_i] ffn_down_exps[e_i] (silu(ffn_gate_exps[e_i] h) *
  *							 (ffn_up_exps[e_i] h))
  */
 #include "proto/util/cleanup.h"

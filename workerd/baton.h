@@ -11,7 +11,8 @@
  *
  * The memory (proto/baton.h) is anybody's who may compute, so nothing there is believed for long:
  * who does not hand on, or has died, is passed by after BATON_PATIENCE_NS, and who meets that again
- * and again, or waits for most of a second, does without a baton for a while. It saves time, and nothing depends on it.
+ * and again, or waits for most of a second, does without a baton for a while. It saves time, and
+ * nothing depends on it.
  *
  * All calls accept NULL: a worker without a baton. Engine thread.
  */

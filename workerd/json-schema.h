@@ -4,12 +4,12 @@
 
 /*
  * JSON schemas (draft 2020-12 and the parts that older drafts have alike) as grammars. Every text
- *of the grammar is a JSON value that the schema allows; the grammar has fewer than the schema where
- * that keeps a model from going on for ever or leaves it no choice that matters:
+ * of the grammar is a JSON value that the schema allows; the grammar has fewer than the schema
+ * where that keeps a model from going on for ever or leaves it no choice that matters:
  *
  *	properties come in the schema's order; none but those listed where additionalProperties is
  *	not there; a schema with properties, items, minLength ... is of that type where it has no
- *type prefixItems are all there (as far as maxItems goes), and none behind them without `items`
+ * type prefixItems are all there (as far as maxItems goes), and none behind them without `items`
  *	integers have at most 15 digits unless their bounds ask for more, numbers at most 15 before
  *	and behind the point and two in the exponent
  *	white space: a blank, or a line break and up to 20 blanks or tabs, behind { [ , : and before

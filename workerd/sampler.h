@@ -18,8 +18,8 @@
  *	temperature softmax(logit / temperature), then a draw from a seeded generator
  *
  * Temperature 0 is the largest logit behind DRY (the lowest id of equals), whatever the filters
- *are. Each step is off by default; llama.cpp turns top-k 40, top-p 0.95, min-p 0.05 and temperature
- *0.8 on. Logits that are not finite never win. One thread at a time.
+ * are. Each step is off by default; llama.cpp turns top-k 40, top-p 0.95, min-p 0.05 and
+ * temperature 0.8 on. Logits that are not finite never win. One thread at a time.
  */
 #include <stdbool.h>
 #include <stdint.h>

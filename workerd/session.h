@@ -4,7 +4,7 @@
 
 /*
  * One session: its tokens, how many of them are in the KV cache, and the generation that runs on
- *it. Pure: the scheduler decides when something is computed. Engine thread.
+ * it. Pure: the scheduler decides when something is computed. Engine thread.
  *
  *	tokens: [0 .. n_cached) have their KV, [n_cached .. n_tokens) do not; n_tokens <= n_ctx
  */

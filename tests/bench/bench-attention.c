@@ -3,8 +3,8 @@
  * How fast rows attend to their sessions' keys: decode (one row of each session) and prefill (many
  * rows of one), the kernel of a row beside those that cut keys into parts or rows into tiles. The
  * shape is that of an 8B model: 32 heads, 8 key heads of 128. Keys of a dispatch are not in a
- *cache: it is repeated over layers, each behind a barrier, as a step does it. Some outputs of each
- *are held against the reference.
+ * cache: it is repeated over layers, each behind a barrier, as a step does it. Some outputs of each
+ * are held against the reference.
  *
  *	bench-attention [decode|step|prefill]
  */

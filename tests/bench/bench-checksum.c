@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How fast weightd sums weights on the device, beside a plain kernel that reads the same bytes in
- *the same run, and on the host. Each row is the median of several rounds with the slowest and
- *fastest.
+ * the same run, and on the host. Each row is the median of several rounds with the slowest and
+ * fastest.
  *
  *	bench-checksum [MIB]
  *

@@ -2,14 +2,14 @@
 /*
  * What the experts of one layer of a mixture take (qwen3moe 30B-A3B: 128 of 2048 x 768, 8 a row, in
  * Q4_K), op by op and in the cuts of the tables below: many in one command with barriers between,
- *of several layers in turn, more than a GPU's cache holds, each with experts of its own.
+ * of several layers in turn, more than a GPU's cache holds, each with experts of its own.
  *
  *	bench-experts [few] [many] [ROWS]...       WEIGHTD_TEST_DEVICE as for the tests
  *
  * few: one row, by bytes. "up, ch": somebody has chosen; "up, ho": and the experts are in the
- *cache; "up, no": of no rows; "down, n": with the bytes for the next op. many: on matrices, for
- *ROWS rows (512). On a software driver there is one small layer. Results are not looked at: that is
- *what test-op-matvec-experts and test-op-matrix-experts are for.
+ * cache; "up, no": of no rows; "down, n": with the bytes for the next op. many: on matrices, for
+ * ROWS rows (512). On a software driver there is one small layer. Results are not looked at:
+ * that is what test-op-matvec-experts and test-op-matrix-experts are for.
  */
 #include <math.h>
 

@@ -8,8 +8,8 @@
  *	bench-matrix [SECONDS [--default]]
  *
  * --default: only what a plan takes, for every format. SECONDS: after so many no further variant is
- *begun; default 36. What matters most comes first. Times are of the whole op: x to f16, the
- *product, sums of runs of k.
+ * begun; default 36. What matters most comes first. Times are of the whole op: x to f16, the
+ * product, sums of runs of k.
  */
 #include "proto/dtype.h"
 #include "tests/bench/product-bench.h"

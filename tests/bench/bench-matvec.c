@@ -15,9 +15,9 @@
  *	bench-matvec --table [FORMAT]...
  *
  * WEIGHTD_TEST_DEVICE as for the tests. Rows of x are normalised, as most of a layer's are.
- *Options: a small matrix and few cuts (the default on a software driver); only what a plan would
- *take; one row of x; what a plan would take for 4096 x 14336 and 1, 2, 4 and 8 rows of x, a line a
- *format.
+ * Options: a small matrix and few cuts (the default on a software driver); only what a plan would
+ * take; one row of x; what a plan would take for 4096 x 14336 and 1, 2, 4 and 8 rows of x, a line a
+ * format.
  */
 #include <math.h>
 

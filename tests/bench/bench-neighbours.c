@@ -2,7 +2,7 @@
 /*
  * What the driver makes an import wait while other processes open the device and are killed: the
  * part of attaching that no program of ours can shorten. One process imports the same 6 MB again
- *and again, each time with a device of its own as a worker has, first alone and then beside
+ * and again, each time with a device of its own as a worker has, first alone and then beside
  * N_BESIDE processes that do nothing but open the device, and die at a random moment.
  *
  *	bench-neighbours                   WEIGHTD_TEST_DEVICE as for the tests

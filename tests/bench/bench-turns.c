@@ -10,8 +10,8 @@
  *	step=0.5,1.3,2.6,5,10    ms of a step
  *	dispatch=8               us of a dispatch
  *	wait=poll,sleep,nap      nap: sleeps for most of what a step takes alone, and polls then;
- *sleep is what vk_submit_wait does order=free,lock,early    lock: a process submits when the steps
- *of the one before it are done; early: when they are about to be gap=0,50,200             us
+ * sleep is what vk_submit_wait does order=free,lock,early    lock: a process submits when the steps
+ * of the one before it are done; early: when they are about to be gap=0,50,200             us
  *	depth=1,2,3              steps under way; with an order, of a turn
  *	slices=0                 1: also how long the device stays with a process, and away from it
  *	seconds=0.2              that are counted, of each number of processes

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A worker that was taken over: takes a lease, imports the memory as any worker does and writes
- *into it. Says "wrote" and keeps lease and memory until its standard input ends.
+ * into it. Says "wrote" and keeps lease and memory until its standard input ends.
  *
  *	rogue SOCKET MODEL TENSOR OFFSET [TENSOR OFFSET]...
  */
